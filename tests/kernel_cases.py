@@ -207,7 +207,8 @@ def neighbour_graphs(built: Graphs, device: str, points: Tensor, k: int) -> None
     built.tried(points.to(device), edges, doubtful, 5.0)
     graphs_reference.tried(points, *known, 5.0)
     assert bool((known[1].state != joined).any() or n == 2)
-    told = [built.closed(edges, doubtful, 1e60 / 3).cpu(), graphs_reference.closed(*known, 1e60 / 3)]
+    size = torch.tensor(1e60 / 3, dtype=torch.float64)
+    told = [built.closed(edges, doubtful, size.to(device)).cpu(), graphs_reference.closed(*known, size)]
     same_graph(edges, doubtful, *known)
     assert torch.equal(told[0][:2], told[1][:2])
     one, other = (found[2:].view(-1, 3)[: int(found[1])].tolist() for found in told)

@@ -249,10 +249,10 @@ def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: T
 
 def closed(
     grid: Grid, waiting: Tensor, rank: Tensor, row: Tensor, target: Tensor, length: Tensor, low: Tensor, high: Tensor,
-    state: Tensor, told: Tensor, size: int, *_: Any, **__: Any,
+    state: Tensor, told: Tensor, size: Tensor, *_: Any, **__: Any,
 ) -> None:  # fmt: skip
     doubtful = Doubtful(rank, waiting, low, high, state, rank)
-    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, number(size)))
+    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, size))
 
 
 def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:

@@ -307,7 +307,7 @@ def test_spaces_of_points_are_those_of_the_cpu(kind: str) -> None:
 
 
 def test_what_is_open_after_a_few_rounds_is_left_to_the_cpu() -> None:
-    def undecided(edges: Edges, doubtful: Doubtful, size: float) -> torch.Tensor:
+    def undecided(edges: Edges, doubtful: Doubtful, size: torch.Tensor) -> torch.Tensor:
         told = graphs_reference.closed(edges, doubtful, size)
         told[0] = 1
         return told

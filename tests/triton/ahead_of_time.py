@@ -105,7 +105,7 @@ def graph_launches(d: int) -> Iterator[Case]:
         yield f"neighbours of {d}", False, lambda order=order: built.neighbours(points, 20, order)
     yield "joined", False, lambda: built.joined(edges, doubtful)
     yield f"tried of {d}", False, lambda: built.tried(points, edges, doubtful, 5.0)
-    yield "closed", False, lambda: built.closed(edges, doubtful, 1.0)
+    yield "closed", False, lambda: built.closed(edges, doubtful, lengths[0])
 
 
 def trial_launches() -> Iterator[Case]:

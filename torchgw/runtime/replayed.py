@@ -46,11 +46,8 @@ logger = logging.getLogger("torchgw")
 SWITCH = "TORCHGW_CUDA_GRAPHS"  # the environment variable that turns graphs off where it is 0
 ALLOCATORS = ("native", "cudaMallocAsync")  # those of torch, which keep memory for graphs
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-COPIED = 2**23  # bytes of an argument at most that is copied to where a graph reads
-MOST, SHARE = (
-    512,
-    1 / 16,
-)  # of a thread: graphs, and the share of a device's memory that their arguments and results take
+COPIED = 2**22  # bytes of an argument at most that is copied to where a graph reads
+MOST, SHARE = 512, 1 / 128  # of a thread: graphs, and the share of a device's memory that they keep
 ALIGNED = 16  # bytes, by which libraries choose kernels
 WORD = torch.int32
 
@@ -111,7 +108,7 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if device is None or not _is_taken(tensors, device):
                 return function(*given, **named)
             own = {id(given[place]) if place < len(given) else id(named[names[place]]) for place in places}
-            wanted = _Call(function, device, tensors, tree, [id(each) in own for each in tensors])
+            wanted = _Call(function, device, (given, named), tensors, tree, [id(each) in own for each in tensors])
             with torch.cuda.device(device):
                 return cast(R, _Graphs.here(device).called(wanted))
 
@@ -140,12 +137,14 @@ class _Call(NamedTuple):
     """A function with its arguments.
 
     function, device : what is called, and where its tensors are.
-    tensors, tree : of the arguments, positional and named.
+    arguments : positional and named ones.
+    tensors, tree : of them.
     changed : for each tensor, whether the function writes over it.
     """
 
     function: Callable[..., Any]
     device: torch.device
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
     tensors: list[Tensor]
     tree: Tree
     changed: list[bool]
@@ -166,7 +165,7 @@ class _Call(NamedTuple):
 
     def taken(self, tensors: list[Tensor] | None = None) -> Any:
         """What the function makes of these tensors, or of its own."""
-        given, named = restored(self.tree, self.tensors if tensors is None else tensors)
+        given, named = self.arguments if tensors is None else restored(self.tree, tensors)
         return self.function(*given, **named)
 
 
@@ -193,7 +192,7 @@ class _Graphs:
         found = self.kept.get(key)
         if found is None:  # whatever it fails by, it has warmed nothing then
             result = wanted.taken()
-            self.kept[key] = True
+            self.kept[key] = self._fits(wanted, flattened(result)[0])
             self._forget()
             return result
         self.kept.move_to_end(key)
@@ -203,8 +202,14 @@ class _Graphs:
             self._forget()
         return _replayed(found, wanted) if isinstance(found, Kept) else wanted.taken()
 
+    def _fits(self, wanted: _Call, made: list[Tensor]) -> bool:
+        """Whether a graph may keep memory for these results, and for what is copied of the arguments."""
+        copied = sum(each.nbytes for each, kept in zip(wanted.tensors, wanted.copied, strict=True) if kept)
+        own = {id(each) for each in wanted.tensors}
+        return 4 * (copied + sum(each.nbytes for each in made if id(each) not in own)) <= self.limit
+
     def _captured(self, wanted: _Call) -> Kept | bool:
-        """Its graph; False where it cannot be captured, or takes too much memory."""
+        """Its graph; False where it cannot be captured."""
         read = tuple(
             _like(each) if copied else None for each, copied in zip(wanted.tensors, wanted.copied, strict=True)
         )
@@ -225,8 +230,6 @@ class _Graphs:
         numbers = {id(each): number for number, each in enumerate(given)}
         written = tuple(numbers.get(id(each), each) for each in made)
         size = sum(each.nbytes for each in (*read, *written) if isinstance(each, Tensor))
-        if 4 * size > self.limit:
-            return False
         self.size += size
         return Kept(graph, read, written, tree, size)
 

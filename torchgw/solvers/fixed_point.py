@@ -142,7 +142,7 @@ def descend(
             assert state.coupling is not None
             cost = gradient(state.coupling, row)
         now = annealed(state.n_iter, epsilon, start.epsilon, annealing)
-        found = inner.solved(cost, now, state.end, state.marginals)
+        found = inner.solved(cost, now, state.end, state.marginals, gradient)
         coupling, end = found.coupling, found.end
         following, marginals, damped = None, None, state.damped
         change, moved, evaluates = nothing, nothing, isinstance(gradient, ModelGradient) or damped is not None
@@ -161,8 +161,8 @@ def descend(
         residuals = [each for each in (found.residual, found.warm_residual) if isinstance(each, Tensor)]
         if evaluates or residuals:
             told = torch.stack((energy, *known, change, moved, *residuals))
-        reading, ahead = AsyncNumbers(told), None
-        if reading.overlaps and following is None:  # the next cost, on a GPU while the host waits
+        reading, ahead = AsyncNumbers(told), found.following
+        if reading.overlaps and following is ahead is None:  # the next cost, on a GPU while the host waits
             ahead = gradient(coupling, row)
         value, cancelling, largest, *read = reading.values()
         changed, swapped = (read.pop(0), read.pop(0)) if read else (0.0, 0.0)

@@ -20,6 +20,8 @@ from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
 from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, choose_tiles
 from torchgw.marginals import Marginals
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
@@ -75,12 +77,14 @@ class Transported(NamedTuple):
     end : the cost with its own potentials.
     told : what the host is to know (3,): <C, T>, the sum of the absolute terms that cancel in it, and the largest
         potential.
+    following : the cost that the gradient has at the plan, where a GPU has found it with the rest.
     residual, n_iter, warm_residual : of the iteration, see `torchgw.sinkhorn.loop.SinkhornState`.
     """
 
     coupling: BlockCoupling
     end: Start
     told: Tensor
+    following: FactoredCost | None
     residual: Tensor | float
     n_iter: int
     warm_residual: Tensor | float
@@ -90,10 +94,15 @@ class Inner(Protocol):
     """Solves linear problems of a model."""
 
     def solved(
-        self, cost: FactoredCost, epsilon: float, warm: Start, sums: tuple[Tensor, Tensor] | None = None
+        self,
+        cost: FactoredCost,
+        epsilon: float,
+        warm: Start,
+        sums: tuple[Tensor, Tensor] | None = None,
+        gradient: Gradient | None = None,
     ) -> Transported:
         """The plan of a cost from warm potentials of any epsilon. The marginals ``sums`` (N,), (K,) of the last plan,
-        where they may give way, can tell potentials better."""
+        where they may give way, can tell potentials better. The ``gradient`` is the one that is asked next."""
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Only its potentials, from warm ones f (N,), g (K,)."""
@@ -107,7 +116,12 @@ class StoredInner:
         self._score, self._plan = torch.empty(0), torch.empty(0)
 
     def solved(
-        self, cost: FactoredCost, epsilon: float, warm: Start, sums: tuple[Tensor, Tensor] | None = None
+        self,
+        cost: FactoredCost,
+        epsilon: float,
+        warm: Start,
+        sums: tuple[Tensor, Tensor] | None = None,
+        gradient: Gradient | None = None,
     ) -> Transported:
         assert warm.epsilon is not None
         score, plan = self._memory(cost.a, len(cost.b))
@@ -117,8 +131,9 @@ class StoredInner:
         )
         found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
-        f, g, told = _ended(score, plan, found.scaled, begun[:3], terms, *masses, marginals, at)
-        return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, *found[1:])
+        ahead = gradient.bare if plan.is_cuda and isinstance(gradient, ExactGradient) else None
+        f, g, told, following = _ended(score, plan, found.scaled, begun[:3], terms, *masses, marginals, at, ahead)
+        return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         """Leaves the plan, not rounded, in the buffer."""
@@ -224,15 +239,17 @@ def _ended(
     q: Tensor,
     marginals: Marginals,
     epsilon: float | Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The potentials of the cost as it was, and what is told of the plan, which is rounded."""
+    gradient: ExactGradient | None,
+) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
+    """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
     (a, b, (row, column)), (f, g, largest) = begun, closed(plan, last)
     rounded(plan, p, q, marginals)
     overlap = _overlap(score, plan)
     value = FactoredCost(a, b, a, b).scored(overlap, epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
     f, g = torch._foreach_sub((f, g), (row, column))
-    return f, g, torch.stack((value, cancelling, largest))
+    following = None if gradient is None else gradient.cost(DenseCoupling(plan), p)
+    return f, g, torch.stack((value, cancelling, largest)), following
 
 
 class StreamedInner:
@@ -252,7 +269,12 @@ class StreamedInner:
         self.options, self.omitted, self.ranks = options, omitted, ranks
 
     def solved(
-        self, cost: FactoredCost, epsilon: float, warm: Start, sums: tuple[Tensor, Tensor] | None = None
+        self,
+        cost: FactoredCost,
+        epsilon: float,
+        warm: Start,
+        sums: tuple[Tensor, Tensor] | None = None,
+        gradient: Gradient | None = None,
     ) -> Transported:
         centred, *shifts, f, g = warm.at(cost, epsilon, self.model)
         model = self.model
@@ -269,7 +291,7 @@ class StreamedInner:
         told = torch.stack((value, cost.a.abs() @ p + cost.b.abs() @ q, state.largest))
         f, g = torch._foreach_sub((state.f, state.g), shifts)
         known = state.residual, state.n_iter, state.warm_residual
-        return Transported(rounded.coupling(A, B), Start(cost, f, g, epsilon), told, *known)
+        return Transported(rounded.coupling(A, B), Start(cost, f, g, epsilon), told, None, *known)
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"

@@ -61,7 +61,7 @@ class DeviceGraph(NamedTuple):
     pointer: Tensor
     target: Tensor
     length: Tensor
-    parts: Array
+    parts: Array | tuple[int, ...]
     searches: Searches
     degree: float
     built: Built | None = None
@@ -100,11 +100,17 @@ class DeviceGraph(NamedTuple):
 
     def landmarks(self, count: int) -> Tensor:
         """At most ``count`` points (L,) that are far from each other, of each part one at least."""
-        n = self.size
-        count = min(max(count, len(self.parts)), n)
-        drawn = np.random.default_rng(0).permutation(n)[: centres_for(count)]
-        centres = sent(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
-        if len(centres) == n:
+        return self.among(self.centres(count), min(max(count, len(self.parts)), self.size))
+
+    def centres(self, count: int) -> Tensor:
+        """Points (M,) to choose so many landmarks by: a few at random, and one of each part."""
+        count = min(max(count, len(self.parts)), self.size)
+        drawn = np.random.default_rng(0).permutation(self.size)[: centres_for(count)]
+        return sent(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
+
+    def among(self, centres: Tensor, count: int) -> Tensor:
+        """So many landmarks (L,), chosen by centres (M,) of cells."""
+        if len(centres) == self.size:
             return self.searches.farthest(self.distances(centres), count)
         centres, distance, label = self._cells(centres)
         graph, cells = (self.pointer, self.target, self.length), (distance, label)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, Doubtful, Edges, Graphs
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
 from torchgw.spaces.hierarchy import bisect
@@ -26,6 +27,7 @@ from torchgw.types import Array
 logger = logging.getLogger("torchgw")
 
 ORDERED_FROM, UNIT = 100_000, 128  # points from which those out of reach are left out, by boxes of so many
+KEPT_POINTS = 10_000  # up to which a graph keeps the memory of building: beyond, launches take little of the time
 ENTRY_BYTES, COPIES, MOST_SEARCHES = 110, 3, 1000  # of a list of all entries, of the points, and of searches at once
 
 
@@ -78,10 +80,20 @@ def ordered(points: Tensor, backend: str) -> Tensor | None:
 def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> tuple[Edges, Built]:
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
-    n = len(points)
-    there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), fewest(n)
-    edges, doubtful = graphs.neighbours(there, k, ordered(there, backend))
+    there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), fewest(len(points))
+    unit = sent(torch.tensor(size, dtype=torch.float64), device)
+    build = _built_again if len(points) <= KEPT_POINTS else _built
+    edges, doubtful, told = build(there, unit, k, graphs, backend)
+    return edges, Built(k, doubtful, told)
+
+
+def _built(points: Tensor, unit: Tensor, k: int, graphs: Graphs, backend: str) -> tuple[Edges, Doubtful, Tensor]:
+    """The graph of points (N, D) in this unit (), its edges in doubt, and what is told of it."""
+    edges, doubtful = graphs.neighbours(points, k, ordered(points, backend))
     parts = graphs.joined(edges, doubtful)
-    lines = there if points.shape[1] <= TREE_DIMENSIONS else there[:, :0]  # they lead no search in many dimensions
+    lines = points if points.shape[1] <= TREE_DIMENSIONS else points[:, :0]  # they lead no search in many dimensions
     graphs.tried(lines, edges, doubtful, DETOUR)
-    return edges, Built(k, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, size))))
+    return edges, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, unit)))
+
+
+_built_again = replayed()(_built)

@@ -9,13 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import differences, evenly_spread, median_ratio
-from torchgw.spaces.scale import fill_unreachable
+from torchgw.spaces.scale import bare, fill_unreachable
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -40,23 +41,17 @@ class Begun:
 
     def __init__(self, name: str, kind: str, graph: DeviceGraph, n_landmarks: int) -> None:
         self.name, self.kind, self.graph = name, kind, graph
-        if kind == "precomputed":
-            self.n_landmarks, self.rows = 0, graph.all_pairs()
-            self.sources = graph.target.new_empty(0, dtype=torch.int64)
-            return
-        n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < graph.size else 0
-        checked = sent(evenly_spread(graph.size, CHECKED_ROWS), graph.pointer.device) if kind == "checked" else None
-        points = graph.landmarks(n_landmarks - n_ends)
-        first = points if checked is None else torch.cat((points, checked))
-        self.rows, self.sources, self.n_landmarks = graph.distances(first), first, len(points)
-        if n_ends:
-            # The largest distance is the scale: it is one from where those that lie at all ends see farthest.
-            seen = self.rows[:n_ends]
-            ends = (seen if len(graph.parts) == 1 else seen.nan_to_num(posinf=0.0)).argmax(1)
-            rows, count = (self.rows, self.sources), self.n_landmarks
-            more = graph.distances(ends), ends
-            self.rows, self.sources = (torch.cat((a[:count], b, a[count:])) for a, b in zip(rows, more, strict=True))
-            self.n_landmarks += n_ends
+        n, device, parts = graph.size, graph.pointer.device, len(graph.parts)
+        checked = centres = None
+        self.n_landmarks = n_ends = 0
+        if kind != "precomputed":
+            n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < n else 0
+            checked = sent(evenly_spread(n, CHECKED_ROWS), device) if kind == "checked" else None
+            centres = graph.centres(n_landmarks - n_ends)
+            self.n_landmarks = min(max(n_landmarks - n_ends, parts), n) + n_ends
+        alone = graph._replace(parts=(), built=None)
+        found = _searched(alone, centres, checked, self.n_landmarks - n_ends, n_ends, parts == 1)
+        self.sources, self.rows, self._among, self._largest = found
 
     @property
     def landmarked(self) -> tuple[Tensor, Tensor]:
@@ -66,9 +61,8 @@ class Begun:
     def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """What the host must know: the distances between landmarks, the largest one of all, and what tells how the
         graph was built there."""
-        points, rows = self.landmarked
         told = self.sources[:0] if self.graph.built is None else self.graph.built.told
-        return rows[:, points], (rows if self.n_landmarks else self.rows).max(), told
+        return self._among, self._largest, told
 
     def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
         """What the distances make, with these numbers; of landmarks in one place the first."""
@@ -81,6 +75,28 @@ class Begun:
             among, which = among[which][:, which], sent(which, points.device)
             points, rows = points[which], rows[which]
         return LandmarkDistances.from_device(points, rows, among, largest, self.name)
+
+
+@replayed()
+def _searched(
+    graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int, n_ends: int, connected: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Points (M,), so many landmarks chosen by ``centres``, so many ends and those that are ``checked``, and the
+    distances (M, N) from them; those between landmarks (L, L), and the largest () from one. All pairs without
+    centres."""
+    if centres is None:
+        rows = graph.all_pairs()
+        return graph.target.new_empty(0, dtype=torch.int64), rows, rows[:0, :0], rows.max()
+    points = graph.among(centres, count)
+    sources = points if checked is None else torch.cat((points, checked))
+    rows = graph.distances(sources)
+    if n_ends:
+        # The largest distance is the scale: it is one from where those that lie at all ends see farthest.
+        ends = (rows[:n_ends] if connected else rows[:n_ends].nan_to_num(posinf=0.0)).argmax(1)
+        more = graph.distances(ends), ends
+        rows, sources = (torch.cat((a[:count], b, a[count:])) for a, b in zip((rows, sources), more, strict=True))
+    count += n_ends
+    return sources, rows, rows[:count, sources[:count]], rows[:count].max()
 
 
 def finished(begun: Sequence[Begun]) -> list[tuple[DistanceProvider, GraphReport | None] | None]:
@@ -114,7 +130,11 @@ def _errors(begun: Begun, factored: DistanceProvider) -> tuple[Tensor, Tensor, T
 def errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite, and the
     `differences` between those rows."""
-    true = rows / factored.scale
+    return _errors_of(bare(factored), sources, rows / factored.scale)
+
+
+@replayed()
+def _errors_of(factored: DistanceProvider, sources: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.linalg.norm(factored.rows(sources) - true)
     error = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
     return error, *differences(true, true.new_full(true.shape[1:], 1 / factored.size))

@@ -59,4 +59,4 @@ class Graphs(NamedTuple):
     neighbours: Callable[[Tensor, int, Tensor | None], tuple[Edges, Doubtful]]
     joined: Callable[[Edges, Doubtful], Tensor]
     tried: Callable[[Tensor, Edges, Doubtful, float], None]
-    closed: Callable[[Edges, Doubtful, float], Tensor]
+    closed: Callable[[Edges, Doubtful, Tensor], Tensor]

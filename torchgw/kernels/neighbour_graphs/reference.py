@@ -138,8 +138,8 @@ def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> No
             near[i][j] = near[j][i] = length
 
 
-def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
-    """The edges get the unit ``size``, and those that were cut become loops of infinite length. How many of the list
+def closed(edges: Edges, doubtful: Doubtful, size: Tensor) -> Tensor:
+    """The edges get the unit ``size`` (), and those that were cut become loops of infinite length. How many of the list
     are undecided, and are cut, and of the first of these, in any order, place and both ends (2 + 3 `TOLD`,) int32.
     With the undecided ones count those between points that coincide, of which the CPU takes one."""
     state = doubtful.state[doubtful.rank.clamp_min(0).long()]

@@ -92,11 +92,11 @@ def build() -> Graphs:
                     n, d, len(edges.row), gpu.bits(factor), SWEEPS=SWEEPS, **STEP,
                 )  # fmt: skip
 
-    def closed(edges: Edges, doubtful: Doubtful, size: float) -> Tensor:
+    def closed(edges: Edges, doubtful: Doubtful, size: Tensor) -> Tensor:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
         with gpu.active(told):
             kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
-                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:5], told, gpu.bits(size), len(edges.row),
+                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:5], told, size, len(edges.row),
                 MOST=TOLD, BLOCK=BLOCK,
             )  # fmt: skip
         return told

@@ -328,21 +328,21 @@ def tries_kernel(
         sweep = tl.where(left == 0, SWEEPS, sweep)
 
 
-@triton.jit(do_not_specialize=["size", "entries"])
+@triton.jit(do_not_specialize=["entries"])
 def closed_kernel(
     waiting, rank, row, target, length, low, high, state, told, size, entries,
     MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The graph without the edges that were cut, which become loops of infinite length, in units of ``size``. Of those
-    in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order. With the
-    undecided ones count those of no length."""
+    """The graph, in the unit at ``size``, without the edges that were cut, which become loops of infinite length. Of
+    those in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order.
+    With the undecided ones count those of no length."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < entries
     listed = tl.load(waiting + at, mask=inside, other=float("inf")) < float("inf")
     decided = tl.load(state + at, mask=listed, other=STAYS)
     place = tl.load(rank + at, mask=inside, other=-1)
     cut = tl.load(state + tl.maximum(place, 0), mask=inside & (place >= 0), other=STAYS) == CUT
-    own = tl.load(length + at, mask=inside, other=0.0) * size.to(tl.float64, bitcast=True)
+    own = tl.load(length + at, mask=inside, other=0.0) * tl.load(size)
     own = tl.where(cut, float("inf"), own)
     undecided, gone = (decided == UNDECIDED).to(tl.int32), (decided == CUT).to(tl.int32)
     undecided += (inside & (own == 0)).to(tl.int32)
