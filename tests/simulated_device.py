@@ -20,7 +20,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import thread
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -157,14 +157,17 @@ class Simulation(TorchDispatchMode):
         self._within_launch = False
 
     @contextmanager
-    def one_launch(self, name: str) -> Iterator[None]:
-        """What happens within is a kernel of this name: one launch, and nothing that the host waits for."""
+    def one_launch(self, name: str, body: Callable[..., None], given: Sequence[Any]) -> Iterator[None]:
+        """What happens within is a kernel of this name: one launch, and nothing that the host waits for. A graph does
+        it again by the ``body``, whatever shapes are within."""
         self._counter[f"{caller()} {name}"] += 1
         self._within_launch = True
         try:
             yield
         finally:
             self._within_launch = False
+        if self.capturing is not None:
+            self.capturing.add_kernel(partial(body, *_mapped(_inner, tuple(given))))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -189,7 +192,7 @@ class Simulation(TorchDispatchMode):
                 raise RuntimeError(f"{func}: not permitted while a graph is captured")
             self.capturing.keep(func, args, kwargs)
         found = call()
-        if self.capturing is not None:
+        if self.capturing is not None and not self._within_launch:
             self.capturing.add(func, call, found)
         if torch.Tag.inplace_view in func.tags and there:
             with no_dispatch():  # squeeze_() and the like change what the wrapper says of itself, too
@@ -345,6 +348,8 @@ class Graph:
         with no_dispatch():
             for func, call, found in self._calls:
                 again = call()
+                if func is None:  # a kernel, which writes where it is told to
+                    continue
                 for old, new in zip(_leaves([found]), _leaves([again]), strict=True):
                     if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr() and _computes(func):
                         old.copy_(new.reshape(old.shape))
@@ -371,6 +376,10 @@ class Graph:
                     key = tensor.untyped_storage().data_ptr()
                     if key not in self._saved:
                         self._made.add(key)
+
+    def add_kernel(self, call: Callable[[], None]) -> None:
+        """A kernel that was launched."""
+        self._calls.append((None, call, None))
 
     @staticmethod
     def _simulation() -> Simulation:

@@ -336,8 +336,9 @@ class _Kernel:
         assert not any(isinstance(each, float) for each in given), f"{self._name}: a number that is rounded on its way"
         options = {"num_warps": num_warps, "num_stages": num_stages}
         self._simulation.variants[self._name].add(variant(given, self._by_value, constants | options))
-        with self._simulation.one_launch(self._name):
-            self._body(grid, *given, **constants)
+        body = partial(self._body, grid, **constants)
+        with self._simulation.one_launch(self._name, body, given):
+            body(*given)
 
 
 @contextmanager

@@ -50,6 +50,7 @@ COPIED = 2**22  # bytes of an argument at most that is copied to where a graph r
 MOST, SHARE = 512, 1 / 128  # of a thread: graphs, and the share of a device's memory that they keep
 ALIGNED = 16  # bytes, by which libraries choose kernels
 WORD = torch.int32
+UNIT = ALIGNED // WORD.itemsize
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -63,17 +64,29 @@ class Kept(NamedTuple):
     """A graph with the memory that it reads and writes.
 
     graph : the launches.
-    read : where what is copied is read, None for arguments that are read where they are.
-    written : where results are, an argument's number for what is one of them.
+    read : where what is copied is read, None for arguments that are read where they are; ``words`` the same as words.
+    written : where results are: an argument's number for what is one of them, a `Part` of what is packed, or memory.
+    packed : words, where the graph puts results one behind the other.
     tree : of the results.
     size : bytes of all this memory.
     """
 
     graph: torch.cuda.CUDAGraph
     read: tuple[Tensor | None, ...]
-    written: tuple[Tensor | int, ...]
+    words: tuple[Tensor | None, ...]
+    written: tuple[Tensor | Part | int, ...]
+    packed: Tensor
     tree: Tree
     size: int
+
+
+class Part(NamedTuple):
+    """A result in packed memory: its ``shape``, ``stride`` and first ``entry`` in memory of its ``dtype``."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    entry: int
+    dtype: torch.dtype
 
 
 class _Place(NamedTuple):
@@ -214,24 +227,25 @@ class _Graphs:
             _like(each) if copied else None for each, copied in zip(wanted.tensors, wanted.copied, strict=True)
         )
         given = [each if own is None else own for each, own in zip(wanted.tensors, read, strict=True)]
-        _copy((own, each) for own, each in zip(read, wanted.tensors, strict=True) if own is not None)
+        words = tuple(None if each is None else _words(each) for each in read)
+        _fill(zip(read, words, wanted.tensors, strict=True))
         graph, _HERE.within = torch.cuda.CUDAGraph(), True
         try:
             place, current = _place(wanted.device), torch.cuda.current_stream(wanted.device)
             place.stream.wait_stream(current)
             with torch.cuda.stream(place.stream), _capturing(graph, place.pool):
                 made, tree = flattened(wanted.taken(given))
+                numbers = {id(each): number for number, each in enumerate(given)}
+                written, packed = _packed([numbers.get(id(each), each) for each in made], wanted.device)
             current.wait_stream(place.stream)
         except Exception as error:  # the call as it is says what is wrong with it
             logger.info("no CUDA graph of %s: %s", wanted.function.__qualname__, error)
             return False
         finally:
             _HERE.within = False
-        numbers = {id(each): number for number, each in enumerate(given)}
-        written = tuple(numbers.get(id(each), each) for each in made)
-        size = sum(each.nbytes for each in (*read, *written) if isinstance(each, Tensor))
+        size = sum(each.nbytes for each in (*read, *written, packed) if isinstance(each, Tensor))
         self.size += size
-        return Kept(graph, read, written, tree, size)
+        return Kept(graph, read, words, written, packed, tree, size)
 
     def _forget(self) -> None:
         """The graphs that were not used for longest, where there are too many."""
@@ -242,17 +256,45 @@ class _Graphs:
 
 def _replayed(kept: Kept, wanted: _Call) -> Any:
     """What the call gives, by its graph."""
-    _copy((own, each) for own, each in zip(kept.read, wanted.tensors, strict=True) if own is not None)
+    _fill(zip(kept.read, kept.words, wanted.tensors, strict=True))
     kept.graph.replay()
-    found = [wanted.tensors[each] if isinstance(each, int) else _like(each) for each in kept.written]
-    back = [(new, each) for new, each in zip(found, kept.written, strict=True) if isinstance(each, Tensor)]
-    back += [
-        (each, own)
-        for each, own, changed in zip(wanted.tensors, kept.read, wanted.changed, strict=True)
-        if changed and own is not None
-    ]
-    _copy(back)
+    fresh, bases = kept.packed.clone(), dict[torch.dtype, Tensor]()
+    found, loose = list[Tensor](), list[tuple[Tensor, Tensor]]()
+    for each in kept.written:
+        if isinstance(each, Part):
+            if each.dtype not in bases:
+                bases[each.dtype] = fresh.view(each.dtype)
+            found.append(bases[each.dtype].as_strided(each.shape, each.stride, each.entry))
+        elif isinstance(each, int):
+            found.append(wanted.tensors[each])
+        else:
+            found.append(_like(each))
+            loose.append((found[-1], each))
+    for each, own, changed in zip(wanted.tensors, kept.read, wanted.changed, strict=True):
+        if changed and own is not None:
+            loose.append((each, own))
+    _fill((into, _words(into), each) for into, each in loose)
     return restored(kept.tree, found)
+
+
+def _packed(made: list[Tensor | int], device: torch.device) -> tuple[tuple[Tensor | Part | int, ...], Tensor]:
+    """Where results are, and those that are small and without gaps one behind the other."""
+    written, pairs, end = list[Tensor | Part | int](), list[tuple[Tensor, int]](), 0
+    for each in made:
+        words = _words(each) if isinstance(each, Tensor) and each.nbytes <= COPIED and each.numel() else None
+        if isinstance(each, int) or words is None:
+            written.append(each)
+            continue
+        wide = each.element_size() // WORD.itemsize
+        end += -end % UNIT + each.data_ptr() % ALIGNED // WORD.itemsize
+        written.append(Part(each.shape, each.stride(), end // wide, each.dtype))
+        pairs.append((words, end))
+        end += words.numel()
+    packed = torch.empty(end + -end % UNIT, dtype=WORD, device=device)
+    into = [packed[start : start + words.numel()].view(words.shape) for words, start in pairs]
+    if into:
+        torch._foreach_copy_(into, [words for words, _ in pairs])
+    return tuple(written), packed
 
 
 def _like(tensor: Tensor) -> Tensor:
@@ -265,25 +307,35 @@ def _like(tensor: Tensor) -> Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), ahead)
 
 
-def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Each second tensor to the first; all that are stored without gaps in one launch, as words of four bytes."""
-    words: tuple[list[Tensor], list[Tensor]] = [], []
-    for pair in pairs:
-        if 0 in pair[1].stride():  # the same entry many times, which is written once
-            for axis in [axis for axis, stride in enumerate(pair[1].stride()) if not stride]:
-                pair = (pair[0].narrow(axis, 0, 1), pair[1].narrow(axis, 0, 1))
-        given = pair[1]
-        if not given.is_contiguous() and given.ndim > 1 and given.mT.is_contiguous():
-            pair = (pair[0].mT, given.mT)
-        if given.numel() == 0:
+def _words(tensor: Tensor) -> Tensor | None:
+    """The tensor as words of four bytes; None where it has gaps, or narrower entries."""
+    if tensor.itemsize % WORD.itemsize:
+        return None
+    if tensor.ndim == 0:
+        tensor = tensor[None]
+    elif not tensor.is_contiguous():
+        if tensor.ndim < 2 or not tensor.mT.is_contiguous():
+            return None
+        tensor = tensor.mT
+    return tensor.view(WORD)
+
+
+def _fill(triples: Iterable[tuple[Tensor | None, Tensor | None, Tensor]]) -> None:
+    """Copy each last tensor to the first, whose words are in between, all of them in one launch; nothing to None."""
+    intos, givens = list[Tensor](), list[Tensor]()
+    for into, words, given in triples:
+        if into is None or not given.numel():
             continue
-        if given.itemsize % WORD.itemsize or not pair[1].is_contiguous():
-            pair[0].copy_(pair[1])
+        if words is not None:
+            intos.append(words)
+            givens.append(cast(Tensor, _words(given)))
             continue
-        for held, each in zip(words, pair, strict=True):
-            held.append((each[None] if each.ndim == 0 else each).view(WORD))
-    if words[0]:
-        torch._foreach_copy_(*words)
+        for axis, stride in enumerate(given.stride()):
+            if not stride:  # the same entry many times, which is written once
+                into, given = into.narrow(axis, 0, 1), given.narrow(axis, 0, 1)
+        into.copy_(given)
+    if intos:
+        torch._foreach_copy_(intos, givens)
 
 
 def ungraphed(device: torch.device) -> str | None:

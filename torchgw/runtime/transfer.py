@@ -22,10 +22,12 @@ def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     if len(tensors) == 1:
         return (tensors[0].detach().cpu(),)
-    flat = [each.detach().contiguous().view(-1).view(torch.uint8) for each in tensors]
+    # Of wide numbers first: each part then begins where its dtype can be read from.
+    order = sorted(range(len(tensors)), key=lambda place: -tensors[place].element_size())
+    flat = [tensors[place].detach().contiguous().view(-1).view(torch.uint8) for place in order]
     parts = torch.split(torch.cat(flat).cpu(), [len(each) for each in flat])
-    # Each part in memory of its own, which any dtype can be read from.
-    return tuple(part.clone().view(each.dtype).view(each.shape) for part, each in zip(parts, tensors, strict=True))
+    found = dict(zip(order, parts, strict=True))
+    return tuple(found[place].view(each.dtype).view(each.shape) for place, each in enumerate(tensors))
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
