@@ -16,7 +16,7 @@ from torchgw.kernels.shortest_paths.searches import Searches
 # end sooner by large steps (measured on an H200), more than a device runs at once by small ones (on an H100).
 STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}
 MANY = {**STEP, "QUEUED": 256}  # of those that wait, looked at together
-FEW = {**MANY, "NODES": 64}
+FEW = {**STEP, "NODES": 64, "QUEUED": 512}
 FEW_AT_ONCE, MANY_AT_ONCE = 1, 4  # searches by such steps that a multiprocessor has the registers for
 BLOCK, MANY_WARPS = 4096, 16  # of points that one program goes through
 ROUNDS, ALL = 2**17, 2**31 - 1  # of a search in one launch: some tenths of a second; and in the last, which ends it
