@@ -270,6 +270,12 @@ class Simulation(TorchDispatchMode):
         if there and (name in WAITED_FOR or masks or (name == "repeat_interleave" and "output_size" not in kwargs)):
             self.waits[f"{caller()} {name}"] += 1
 
+    def reset(self) -> None:
+        """Begin to count anew."""
+        for counter in (self.waits, self.launches, self.uploads, self.captured, self.reads, self.crossings):
+            counter.clear()
+        self.memory.peak = self.memory.now
+
     @property
     def _counter(self) -> Counter[str]:
         return self.launches if self.capturing is None else self.captured
