@@ -119,9 +119,9 @@ def tiled_read(
 def tiled_down(
     grid: Grid, down: Tensor, first: Tensor, entry: Tensor, out: Tensor, k: int, m: int, **more: Any
 ) -> None:
-    tile = torch.repeat_interleave(torch.arange(len(first) - 1, device=first.device), first.diff())
-    sums = torch.zeros(len(first) - 1, more["SIZE"], dtype=out.dtype, device=out.device)
-    out.copy_(sums.index_add(0, tile, down.sum(0)[entry].to(out.dtype)).flatten()[:k, None])
+    every = torch.arange(len(first) - 1, device=first.device)
+    own = torch.repeat_interleave(every, first.diff()) == every[:, None]
+    out.copy_((own.to(out.dtype) @ down.sum(0)[entry].to(out.dtype)).flatten()[:k, None])
 
 
 def principal(
