@@ -324,10 +324,10 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
     if model.plain:
-        return sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value
+        return float(sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value)
     rows, _ = model.marginals_of(coupling)
     found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
-    return model.values(found.value, coupling).total
+    return model.values(float(found.value), coupling).total
 
 
 @replayed()
