@@ -28,12 +28,12 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched, sent
-from torchgw.search.initial_guesses import SHARPNESS, random_plans, start_costs
+from torchgw.search.initial_guesses import SHARPNESS, drawn_ahead, random_plans, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side, log_total, translation
-from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks
+from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks, looked_at, unlikeness
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -81,6 +81,19 @@ class CoarseBasin(Solved):
 
     energy: float
     count: int
+
+
+class LandmarkBasins(NamedTuple):
+    """What the search between landmarks found.
+
+    kinds : the basins of each kind of landmarks, lowest energy first.
+    coverage, unlikeness : of the first kind's landmarks, of the space where it is larger: they grow with dimension and
+        lack of structure.
+    """
+
+    kinds: dict[str, list[CoarseBasin]]
+    coverage: float
+    unlikeness: float
 
 
 @dataclass(frozen=True)
@@ -200,8 +213,8 @@ def coarse_basins(
     generator: torch.Generator,
     first: tuple[Tensor | None, Tensor | None] = (None, None),
     backend: str = "eager",
-) -> dict[str, list[CoarseBasin]]:
-    """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces.
+) -> LandmarkBasins:
+    """The basins of each kind of landmarks; masses p, q in the dtype of the spaces.
 
     One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
     basins stands out.
@@ -212,7 +225,7 @@ def coarse_basins(
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-    found: dict[str, list[CoarseBasin]] = {}
+    found, read = dict[str, list[CoarseBasin]](), tuple[Tensor, ...]()
     named = model.points or (None, None)
     # A GPU has the last kinds side by side, for which it waits once.
     for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
@@ -221,29 +234,48 @@ def coarse_basins(
             x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
             y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
             problems.append(LandmarkProblem.of(x, y, model, backend))
+        measures = [] if read else _measured(((x, p), (y, q)))
         with threads_for(count * len(x.index) * len(y.index)):
-            basins = basins_of_problems(problems, epsilon, count, kept, generator)
-        if small:
-            return {ALL: basins[0]}
-        found |= zip(kinds, basins, strict=True)
+            basins, more = basins_of_problems(problems, epsilon, count, kept, generator, measures)
+        read = read or more
+        found |= zip([ALL] if small else kinds, basins, strict=True)
         apart = stands_out([basin.energy for basin in basins[0]], NEAR)
-        if kinds[0] == KINDS[0] and apart and along_curves([(x, p), (y, q)]):
+        if small or (len(found) == 1 and apart and along_curves((len(p), len(q)), read[:-2])):
             break
-    return found
+    return LandmarkBasins(found, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
+
+
+@replayed()
+def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
+    """What is `looked_at` of both spaces, and their unlikeness."""
+    return [*looked_at(sides), *(unlikeness(*side) for side in sides)]
 
 
 def landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    return basins_of_problems([problem], epsilon, n_starts, n_kept, generator)[0]
+    return basins_of_problems([problem], epsilon, n_starts, n_kept, generator)[0][0]
 
 
 def basins_of_problems(
-    problems: Sequence[LandmarkProblem], epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
-) -> list[list[CoarseBasin]]:
-    """Those of several problems, whose plans come to the host together."""
-    searched = [_searched(problem, epsilon, max(n_starts - 1, 1), generator) for problem in problems]
+    problems: Sequence[LandmarkProblem],
+    epsilon: float,
+    n_starts: int,
+    n_kept: int,
+    generator: torch.Generator,
+    asked: Sequence[Tensor] = (),
+) -> tuple[list[list[CoarseBasin]], tuple[Tensor, ...]]:
+    """Those of several problems, whose landmarks and plans come to the host together, and what else is ``asked`` for,
+    there."""
+    count = max(n_starts - 1, 1)
+    # On a GPU the few points come to the host: eigenvectors of so small a matrix take it longer.
+    few = [(each.x.distances, each.y.distances, *each.shares, *drawn_ahead(count, generator)) for each in problems]
+    read, width = fetched(*(tensor for each in few for tensor in each), *asked), len(few[0])
+    searched = []
+    for place, problem in enumerate(problems):
+        DX, DY, p, q, *ahead = read[place * width : (place + 1) * width]
+        searched.append(_searched(problem, start_costs(DX, DY, p, q, count, generator, *ahead), epsilon, generator))
     groups, units = grouped([found for _, found, _ in searched], n_kept, [height for *_, height in searched])
     begun = []
     for problem, (batch, *_), group, unit in zip(problems, searched, groups, units, strict=True):
@@ -253,18 +285,18 @@ def basins_of_problems(
             kept, counts = kept + kept[:1] * missing, counts + [0] * missing
         places = sent(torch.tensor(kept), batch.plan.device)
         begun.append((problem, batch, places, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
-    return cooled_basins(begun, n_kept)
+    return cooled_basins(begun, n_kept), read[width * len(problems) :]
 
 
 def _searched(
-    problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator
+    problem: LandmarkProblem, costs: Tensor, epsilon: float, generator: torch.Generator
 ) -> tuple[Batch, Compared, Tensor]:
-    """The product plan and `first_guesses`, annealed to the last of the temperatures; how they compare, and the height
-    of the problem."""
-    costs, random = first_guesses(problem, count, generator)
-    size = 1 + len(costs) + (0 if random is None else len(random))
+    """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
+    of the temperatures; how they compare, and the height of the problem."""
+    random = None if problem.model.fixed else random_plans(problem.product, len(costs) // RANDOM, generator)
+    size, device = 1 + len(costs) + (0 if random is None else len(random)), problem.product.device
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
-    return _annealed_guesses(problem.alone, costs, random, sent(shares, costs.device), epsilon)
+    return _annealed_guesses(problem.alone, sent(costs, device), random, sent(shares, device), epsilon)
 
 
 @replayed()
@@ -323,13 +355,6 @@ def _cooled(problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tenso
         batch = annealed_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
     batch = replace(batch, plan=problem.feasible(batch.plan))
     return batch, compared(batch.plan, problem.energies(batch.plan))
-
-
-def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """``count`` start costs (count, L, L') and, where a marginal may give way, random plans."""
-    x, y = problem.x, problem.y
-    costs = start_costs(x.distances, y.distances, *problem.shares, count, generator)
-    return costs, None if problem.model.fixed else random_plans(problem.product, count // RANDOM, generator)
 
 
 def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:

@@ -28,7 +28,7 @@ from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
-from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coarse_basins, stands_out
+from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkBasins, LandmarkProblem, coarse_basins, stands_out
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
@@ -44,7 +44,7 @@ from torchgw.search.full_starts import (
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, spread_of, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
@@ -94,10 +94,8 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     if not is_few(problem) and has_cells(problem) and (cells := on_cells(problem, coarse, "cells")):
         return _between_cells(problem, coarse, cells)
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
-    kinds, found, reference = _of_landmarks(problem, coarse)
-    first_basin = next(iter(kinds.values()))[0]
-    covered, unlike = _worst_sides(first_basin, p, q)
-    poor = covered > POOR_COVERAGE
+    landmarks, found, reference = _of_landmarks(problem, coarse)
+    kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
     rung = Rung.of(problem, pairs > MANY_PAIRS)
     if rung is not None:
         found = rung.raised(found)
@@ -111,7 +109,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
-    alone = poor or pairs <= FEW_PAIRS or unlike > POOR_COVERAGE
+    alone = poor or pairs <= FEW_PAIRS or landmarks.unlikeness > POOR_COVERAGE
     if problem.exact and alone and not entropy_rules(problem):
         beside.append(by_product if graphs is None else partial(contest, x=graphs[0], y=graphs[1]))
     rest = [c for c in found if all(c is not f for f in finalists)]
@@ -136,24 +134,22 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     return ordered, reference
 
 
-def _of_landmarks(
-    problem: StoredProblem, coarse: CoarseOptions
-) -> tuple[dict[str, list[CoarseBasin]], list[Candidate], Landmarks]:
+def _of_landmarks(problem: StoredProblem, coarse: CoarseOptions) -> tuple[LandmarkBasins, list[Candidate], Landmarks]:
     """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
     the largest distance."""
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
-    kinds = coarse_basins(problem.source, problem.target, p, q, *given)
-    reference = next(iter(kinds.values()))[0].target
+    landmarks = coarse_basins(problem.source, problem.target, p, q, *given)
+    reference = next(iter(landmarks.kinds.values()))[0].target
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     found = []
-    for name, basins in kinds.items():
+    for name, basins in landmarks.kinds.items():
         if not math.isfinite(basins[0].energy):
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
             found.append(_candidate(problem, basin, name, near, rank == 0))
-    return kinds, _distinct(found, reference, p), reference
+    return landmarks, _distinct(found, reference, p), reference
 
 
 def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
@@ -263,21 +259,6 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     if not isinstance(gradient, ExactGradient):
         return None
     return (gradient.a, gradient.b)[side].argmax()
-
-
-def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float]:
-    """Coverage and unlikeness of the landmarks, of the space where it is larger: they grow with dimension and lack of
-    structure."""
-    (read,) = fetched(_measured(((basin.source, p), (basin.target, q))))
-    one, other, third, last = read.tolist()
-    return max(one, other), max(third, last)
-
-
-@replayed()
-def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> Tensor:
-    """Coverage of both spaces and their unlikeness (4,)."""
-    measured = [(some, mass, spread_of(some, mass)) for some, mass in sides]
-    return torch.stack([measure(*side) for measure in (coverage, unlikeness) for side in measured])
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
