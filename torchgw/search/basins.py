@@ -40,9 +40,10 @@ from torchgw.search.full_starts import (
     by_product,
     entropy_rules,
     from_product,
+    product_height,
 )
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
-from torchgw.search.views import Graph
+from torchgw.search.views import Graph, count_entries
 from torchgw.solvers.problem import StoredProblem, descended
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies
@@ -98,8 +99,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
     rung = Rung.of(problem, pairs > MANY_PAIRS)
     if rung is not None:
-        found = rung.raised(found)
-    found = _distinct(found, reference, p)
+        found = _distinct(rung.raised(found), reference, p)
     compared = sum(c.near for c in found)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
@@ -206,9 +206,14 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
     stored = all(space.factors() is None and space.stored for space in problem.spaces)
     # Views are matrices (N, N), which what multiplies by itself has none of: beside a plan of that size they are few.
     few = all(not multiplies(space) or space.size**2 <= MOST_BESIDE_PLAN * pairs for space in problem.spaces)
-    if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS) or entropy_rules(problem):
+    if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS):
         return None
     x, y = (Graph.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    height = product_height(problem)
+    known = fetched(*count_entries(x.D), *count_entries(y.D), *([] if height is None else [height]))
+    if height is not None and entropy_rules(problem, known[4]):
+        return None
+    x, y = replace(x, counted=(known[0], known[1])), replace(y, counted=(known[2], known[3]))
     return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
 
 
