@@ -7,6 +7,7 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -270,43 +271,41 @@ def basins_of_problems(
     there."""
     count = max(n_starts - 1, 1)
     # On a GPU the few points come to the host: eigenvectors of so small a matrix take it longer.
-    few = [(each.x.distances, each.y.distances, *each.shares, *drawn_ahead(count, generator)) for each in problems]
+    few = [
+        (each.x.distances, each.y.distances, *each.shares, each.height, *drawn_ahead(count, generator))
+        for each in problems
+    ]
     read, width = fetched(*(tensor for each in few for tensor in each), *asked), len(few[0])
-    searched = []
-    for place, problem in enumerate(problems):
-        DX, DY, p, q, *ahead = read[place * width : (place + 1) * width]
-        searched.append(_searched(problem, start_costs(DX, DY, p, q, count, generator, *ahead), epsilon, generator))
-    groups, units = grouped([found for _, found, _ in searched], n_kept, [height for *_, height in searched])
     begun = []
-    for problem, (batch, *_), group, unit in zip(problems, searched, groups, units, strict=True):
-        kept, counts = [each[0] for each in group.groups], [len(each) for each in group.groups]
-        if batch.plan.is_cuda:  # as many of every problem, whose graph is the same then
-            missing = n_kept - len(kept)
-            kept, counts = kept + kept[:1] * missing, counts + [0] * missing
-        places = sent(torch.tensor(kept), batch.plan.device)
-        begun.append((problem, batch, places, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
+    for place, problem in enumerate(problems):
+        DX, DY, p, q, height, *ahead = read[place * width : (place + 1) * width]
+        costs, unit = start_costs(DX, DY, p, q, count, generator, *ahead), float(height)
+        batch, looks = _searched(problem, costs, unit, epsilon, n_kept, generator)
+        ends = max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)
+        begun.append(Begun(problem, batch, looks.firsts, *ends, looks.label))
     return cooled_basins(begun, n_kept), read[width * len(problems) :]
 
 
 def _searched(
-    problem: LandmarkProblem, costs: Tensor, epsilon: float, generator: torch.Generator
-) -> tuple[Batch, Compared, Tensor]:
+    problem: LandmarkProblem, costs: Tensor, unit: float, epsilon: float, n_kept: int, generator: torch.Generator
+) -> tuple[Batch, Compared]:
     """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
-    of the temperatures; how they compare, and the height of the problem."""
+    of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is the height of the problem."""
     random = None if problem.model.fixed else random_plans(problem.product, len(costs) // RANDOM, generator)
-    size, device = 1 + len(costs) + (0 if random is None else len(random)), problem.product.device
+    size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
-    return _annealed_guesses(problem.alone, sent(costs, device), random, sent(shares, device), epsilon)
+    steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
+    return _annealed_guesses(problem.alone, sent(costs, mass.device), random, sent(steps, mass.device), n_kept)
 
 
 @replayed()
 def _annealed_guesses(
-    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, shares: Tensor, epsilon: float
-) -> tuple[Batch, Compared, Tensor]:
-    batch, height, dtype = guessed(problem, costs, random), height_of(problem), problem.x.mass.dtype
-    for step in (height * shares).to(dtype).clamp_min_(epsilon):
+    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, steps: Tensor, n_kept: int
+) -> tuple[Batch, Compared]:
+    batch = guessed(problem, costs, random)
+    for step in steps:
         batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
-    return batch, compared(batch.plan, problem.energies(batch.plan)), height
+    return batch, compared(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 @replayed()
@@ -317,28 +316,39 @@ def height_of(problem: LandmarkProblem) -> Tensor:
     return torch.where(found > torch.finfo(problem.x.mass.dtype).tiny, found, 1.0)
 
 
-def cooled_basins(
-    begun: Sequence[tuple[LandmarkProblem, Batch, Tensor, list[int], float, float]], n_kept: int
-) -> list[list[CoarseBasin]]:
-    """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``.
+class Begun(NamedTuple):
+    """Plans of a landmark problem that are to be cooled.
 
-    ``begun`` : problems, batches, the places in it of those plans, how many starts had ended in each, their
-    temperature, and that which they cool to.
+    problem, batch : where they are; ``places`` says which of the batch.
+    now, epsilon : their temperature, and that which they cool to.
+    label : which of these places each start had ended in, of a batch of starts.
     """
+
+    problem: LandmarkProblem
+    batch: Batch
+    places: Tensor
+    now: float
+    epsilon: float
+    label: Tensor | None = None
+
+
+def cooled_basins(begun: Sequence[Begun], n_kept: int) -> list[list[CoarseBasin]]:
+    """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``."""
     ends = []
-    for problem, batch, places, _, now, epsilon in begun:
+    for problem, batch, places, now, epsilon, _ in begun:
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
         falls = [cooled(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = sent(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
-        ends.append(_cooled(problem.alone, batch, places, steps))
+        ends.append(_cooled(problem.alone, batch, places, steps, n_kept))
     found = []
-    groups, _ = grouped([looks for _, looks in ends], n_kept)
-    for (problem, _, _, counts, _, epsilon), (batch, _), group in zip(begun, ends, groups, strict=True):
+    groups, labels = grouped([looks for _, looks in ends], [each.label for each in begun if each.label is not None])
+    counts = [Counter(label.tolist()) for label in labels] or [Counter[int]()] * len(begun)
+    for (problem, *_, epsilon, _), (batch, _), group, starts in zip(begun, ends, groups, counts, strict=True):
         found.append(
             [
                 CoarseBasin(
                     problem.x, problem.y, batch.plan[i], batch.f[i], batch.g[i], epsilon, group.energies[i],
-                    sum(counts[j] for j in each),
+                    sum(starts[j] for j in each),
                 )
                 for each in group.groups
                 for i in each[:1]
@@ -348,13 +358,15 @@ def cooled_basins(
 
 
 @replayed()
-def _cooled(problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor) -> tuple[Batch, Compared]:
+def _cooled(
+    problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor, n_kept: int
+) -> tuple[Batch, Compared]:
     """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
     batch = batch[places]
     for step in steps:
         batch = annealed_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
     batch = replace(batch, plan=problem.feasible(batch.plan))
-    return batch, compared(batch.plan, problem.energies(batch.plan))
+    return batch, compared(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
@@ -424,50 +436,71 @@ class Grouped(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What plans (B, N, K) are grouped by.
+    """Groups of plans (B, N, K), see `compared`.
 
-    flat : them (B, N K), of sum one.
     energies : of theirs (B,), infinite where they are no numbers.
-    apart : their L1 distances (B, B); None on a CPU, which does not need all.
+    order : their places (B,), lowest energy first.
+    label : the group (B,) that each is in; as many as there are at most for the others.
+    firsts : the place of the lowest of each group; a GPU, which does not know how many there are, has the first one's
+        again for those that are missing.
     """
 
-    flat: Tensor
     energies: Tensor
-    apart: Tensor | None
+    order: Tensor
+    label: Tensor
+    firsts: Tensor
 
 
 @replayed()
-def compared(plans: Tensor, energies: Tensor) -> Compared:
-    """How plans (B, N, K) of these energies (B,) compare."""
-    flat = plans.flatten(1)
-    flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
-    apart = torch.cdist(flat, flat, p=1.0) if flat.is_cuda else None
-    return Compared(flat, torch.nan_to_num(energies, nan=torch.inf), apart)
+def compared(plans: Tensor, energies: Tensor, most: int) -> Compared:
+    """At most so many groups of plans (B, N, K) of these energies (B,): each of the lowest plan that is in none, and
+    what agrees with it up to an L1 distance of half their mass."""
+    energies, size = torch.nan_to_num(energies, nan=torch.inf), len(plans)
+    order, flat = torch.argsort(energies), plans.flatten(1)
+    flat = (flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny))[order]
+    left = torch.arange(size, device=flat.device)  # each one's place in the order, beyond all for those in a group
+    table, firsts, after = _agreeing(flat) if flat.is_cuda else None, list[Tensor](), list[Tensor]()
+    for _ in range(most):
+        first = left.amin(0, keepdim=True)
+        if table is not None:
+            same = table.index_select(0, first)[0]
+        elif int(first) < size:  # a CPU does not need the whole table
+            same = (flat - flat[first]).abs().sum(1).le(SAME_PLAN).index_fill(0, first, True)
+        else:
+            break
+        left = left.masked_fill(same, size)
+        firsts.append(first)
+        after.append(left)
+    place, label = torch.cat(firsts), torch.empty_like(order)
+    label[order] = (torch.stack(after) < size).sum(0)
+    return Compared(energies, order, label, order[torch.where(place < size, place, place[0])])
+
+
+def _agreeing(flat: Tensor) -> Tensor:
+    """Which plans (B, N K) agree with each, and none that do with one beyond the last: (B + 1, B)."""
+    same = torch.cdist(flat, flat, p=1.0).le(SAME_PLAN)
+    same.fill_diagonal_(True)  # a plan that is no number agrees with itself, too
+    return torch.cat((same, same.new_zeros(1, len(same))))
 
 
 def basins_of(plans: Tensor, energy: Tensor, most: int) -> Grouped:
-    """At most so many groups of plans (B, N, K) that agree up to an L1 distance of half their mass; of one problem,
-    with counts, where `torchgw.batched.solve` has many and must not wait for each."""
-    return grouped([compared(plans, energy)], most)[0][0]
+    """Groups of plans, see `compared`; of one problem, with counts, where `torchgw.batched.solve` has many and must not
+    wait for each."""
+    return grouped([compared(plans, energy, most)])[0][0]
 
 
-def grouped(looks: Sequence[Compared], most: int, numbers: Sequence[Tensor] = ()) -> tuple[list[Grouped], list[float]]:
-    """`basins_of` plans of several problems, and other ``numbers`` (), in one transfer from a GPU."""
-    tables = [each.apart for each in looks if each.apart is not None]
-    read = list(fetched(*(each.energies for each in looks), *numbers, *tables))
-    energies, read = read[: len(looks)], read[len(looks) :]
-    others, tables = [float(each) for each in read[: len(numbers)]], read[len(numbers) :]
+def grouped(looks: Sequence[Compared], labels: Sequence[Tensor] = ()) -> tuple[list[Grouped], tuple[Tensor, ...]]:
+    """The groups of several problems' plans on the host, and other ``labels``, in one transfer from a GPU."""
+    read = fetched(*(tensor for each in looks for tensor in each[:3]), *labels)
     found = []
-    for place, (look, values) in enumerate(zip(looks, energies, strict=True)):
-        flat, rest, groups = look.flat, torch.argsort(values).tolist(), list[list[int]]()
-        while rest and len(groups) < most:
-            first = rest[0]
-            same = (tables[place][first] if tables else (flat - flat[first]).abs().sum(1)).le(SAME_PLAN).tolist()
-            same[first] = True  # a plan that is no number, too
-            groups.append([i for i in rest if same[i]])
-            rest = [i for i in rest if not same[i]]
-        found.append(Grouped(groups, values.tolist()))
-    return found, others
+    for place in range(len(looks)):
+        energies, order, label = read[3 * place : 3 * place + 3]
+        groups: list[list[int]] = [[] for _ in looks[place].firsts]
+        for each, group in zip(order.tolist(), label[order].tolist(), strict=True):
+            if group < len(groups):
+                groups[group].append(each)
+        found.append(Grouped([group for group in groups if group], energies.tolist()))
+    return found, read[3 * len(looks) :]
 
 
 def stands_out(energies: Sequence[float], share: float) -> bool:
