@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
@@ -226,9 +226,14 @@ def coarse_basins(
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-    found, read = dict[str, list[CoarseBasin]](), tuple[Tensor, ...]()
+    found, begun, read = list[list[CoarseBasin]](), list[Begun](), tuple[Tensor, ...]()
     named = model.points or (None, None)
-    # A GPU has the last kinds side by side, for which it waits once.
+
+    @cache
+    def curved() -> bool:
+        return along_curves((len(p), len(q)), read[:-2])
+
+    # A GPU has kinds side by side, for which it waits once: the last ones, and all where one is not enough.
     for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
         problems = []
         for kind in kinds:
@@ -237,13 +242,17 @@ def coarse_basins(
             problems.append(LandmarkProblem.of(x, y, model, backend))
         measures = [] if read else _measured(((x, p), (y, q)))
         with threads_for(count * len(x.index) * len(y.index)):
-            basins, more = basins_of_problems(problems, epsilon, count, kept, generator, measures)
-        read = read or more
-        found |= zip([ALL] if small else kinds, basins, strict=True)
-        apart = stands_out([basin.energy for basin in basins[0]], NEAR)
-        if small or (len(found) == 1 and apart and along_curves((len(p), len(q)), read[:-2])):
+            more, told = begun_searches(problems, epsilon, count, kept, generator, measures)
+            begun, read = begun + more, read or told
+            if p.is_cuda and len(begun) == 1 and not (small or curved()):
+                continue
+            found += cooled_basins(begun, kept)
+        begun = []
+        apart = stands_out([basin.energy for basin in found[0]], NEAR)
+        if small or (len(found) == 1 and apart and curved()):
             break
-    return LandmarkBasins(found, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
+    named_kinds = dict(zip([ALL] if small else KINDS, found, strict=False))
+    return LandmarkBasins(named_kinds, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
 
 
 @replayed()
@@ -256,19 +265,19 @@ def landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    return basins_of_problems([problem], epsilon, n_starts, n_kept, generator)[0][0]
+    return cooled_basins(begun_searches([problem], epsilon, n_starts, n_kept, generator)[0], n_kept)[0]
 
 
-def basins_of_problems(
+def begun_searches(
     problems: Sequence[LandmarkProblem],
     epsilon: float,
     n_starts: int,
     n_kept: int,
     generator: torch.Generator,
     asked: Sequence[Tensor] = (),
-) -> tuple[list[list[CoarseBasin]], tuple[Tensor, ...]]:
-    """Those of several problems, whose landmarks and plans come to the host together, and what else is ``asked`` for,
-    there."""
+) -> tuple[list[Begun], tuple[Tensor, ...]]:
+    """Where starts of several problems end, at most ``n_kept`` plans of each, and what is ``asked`` for on the host,
+    where landmarks of all come with it."""
     count = max(n_starts - 1, 1)
     # On a GPU the few points come to the host: eigenvectors of so small a matrix take it longer.
     few = [
@@ -283,7 +292,7 @@ def basins_of_problems(
         batch, looks = _searched(problem, costs, unit, epsilon, n_kept, generator)
         ends = max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)
         begun.append(Begun(problem, batch, looks.firsts, *ends, looks.label))
-    return cooled_basins(begun, n_kept), read[width * len(problems) :]
+    return begun, read[width * len(problems) :]
 
 
 def _searched(
