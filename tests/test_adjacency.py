@@ -248,7 +248,7 @@ def test_no_plan_lies_below_a_bound(directed: bool, density: float) -> None:
     p = torch.full((30,), 1 / 30, dtype=torch.float64)
     rows = [torch.from_numpy(scaled(side) ** 2).mean(1) / 2 for side in (A, A.T, B, B.T)]
     first = float(first_bound(rows[0] + rows[1], rows[2] + rows[3], p, p))
-    true = max(first, second_bound(AdjacencyDistances(A), AdjacencyDistances(B), p, p))
+    true = max(first, float(second_bound(AdjacencyDistances(A), AdjacencyDistances(B), p, p)))
     results = [
         quietly(gw_align, *spaces, distances="adjacency", epsilon=epsilon, random_state=0)
         for spaces in ((A, B), (sparse.csr_array(A), sparse.csr_array(B)))

@@ -202,7 +202,8 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:
     two, mass = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64), torch.full((2,), 0.5, dtype=F64)
     space, options = PrecomputedDistances(two.numpy()), CoarseOptions(n_landmarks=10**6, n_starts=4)
-    (basins,) = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, options, generator()).values()
+    found = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, options, generator())
+    (basins,) = found.kinds.values()
     assert sum(basin.count for basin in basins) == 3 * 4 * 30
 
 
@@ -211,9 +212,8 @@ def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies()
     graph, D = path_graph(list(rng.uniform(0.5, 1.5, size=39) * np.linspace(0.3, 2.0, 39)))
     space = PrecomputedDistances(D)
     mass = torch.full((40,), 1 / 40, dtype=F64)
-    (basins,) = coarse_basins(
-        space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator()
-    ).values()
+    found = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator())
+    (basins,) = found.kinds.values()
     assert len(basins) == 2
     assert basins[0].energy < 0.2 * basins[1].energy
     assert sum(basin.count for basin in basins) == 3 * 48

@@ -21,7 +21,7 @@ from torchgw.objective import leading
 from torchgw.persist import checkpoint
 from torchgw.request import limits, request
 from torchgw.search import basins, rung
-from torchgw.search.anneal import NEAR, CoarseBasin
+from torchgw.search.anneal import NEAR, LandmarkBasins
 from torchgw.search.candidate import Candidate
 from torchgw.solvers.problem import Problem
 from torchgw.strategies import continuation, dense, led, sharp, within_memory
@@ -275,8 +275,10 @@ def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, mon
         monkeypatch.setattr(basins, name, lambda *given, **named: [])
     annealed = basins.coarse_basins
 
-    def wrong(*given: Any) -> dict[str, list[CoarseBasin]]:
-        return {name: [max(kind, key=lambda basin: basin.energy)] for name, kind in annealed(*given).items()}
+    def wrong(*given: Any) -> LandmarkBasins:
+        found = annealed(*given)
+        worst = {name: [max(kind, key=lambda basin: basin.energy)] for name, kind in found.kinds.items()}
+        return found._replace(kinds=worst)
 
     monkeypatch.setattr(basins, "coarse_basins", wrong)
     result, right = solved(d, n, epsilon=0)
@@ -340,10 +342,11 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
     assert not tried
     annealed = basins.coarse_basins
 
-    def lowest(*given: Any) -> dict[str, list[CoarseBasin]]:
-        found = {name: [min(kind, key=lambda basin: basin.energy)] for name, kind in annealed(*given).items()}
-        alone.append(len(found))
-        return found
+    def lowest(*given: Any) -> LandmarkBasins:
+        found = annealed(*given)
+        alone.append(len(found.kinds))
+        kinds = {name: [min(kind, key=lambda basin: basin.energy)] for name, kind in found.kinds.items()}
+        return found._replace(kinds=kinds)
 
     monkeypatch.setattr(basins, "coarse_basins", lowest)
     quietly(gw_align, X, Y, random_state=0)

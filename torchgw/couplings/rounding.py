@@ -50,7 +50,7 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     what a total misses is spread over what room is left. Marginals that KL relaxes stay as they are.
     """
     row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
-    missed = _missed(row_sums, column_sums, p, q, marginals)
+    missed = residuals(row_sums, column_sums, p, q, marginals)
     if min(marginals.weights) < math.inf and not marginals.varied:
         row, column = (
             _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
@@ -84,12 +84,12 @@ def _spread(
 
 def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
     """The largest L1 residual of hard marginals, or of bounds and a total; 0 where KL relaxes both marginals."""
-    return max(fetched(_missed(rows, columns, p, q, marginals))[0].tolist(), default=0.0)
+    return max(fetched(residuals(rows, columns, p, q, marginals))[0].tolist(), default=0.0)
 
 
 @replayed()
-def _missed(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
-    """All of these residuals (m,)."""
+def residuals(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
+    """All L1 residuals (m,) of hard marginals, or of bounds and a total."""
     if marginals.total is not None or marginals.varied:
         missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
         missed += [] if marginals.total is None else [(rows.sum() - marginals.total).abs()]

@@ -29,7 +29,6 @@ from torch import Tensor
 from torchgw.kernels.blocks import ON_GPU, WIDE, block_rows, blocks
 from torchgw.kernels.sums import running
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.scale import bare
 from torchgw.types import Array, DistanceProvider
@@ -96,20 +95,13 @@ def partial_prices(b: Tensor, mass: Tensor) -> Tensor:
     return (b - torch.where(mass > 0, b, -torch.inf).amax(-1, keepdim=True)).clamp_max(0.0)
 
 
-def frank_wolfe_gap(
-    value: float | Tensor, cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None = None
-) -> Tensor:
-    """The Frank-Wolfe gap (...) of plans T with ``value`` = <C, T>, bounded by column potentials b (..., K).
+@replayed()
+def lowest_cost(cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None = None) -> Tensor:
+    """What every plan costs at least (...), by column potentials b (..., K).
 
-    b may be anything; the better it is, the tighter the gap. Under a ``total`` it holds prices up to a constant. Of a
+    b may be anything; the better it is, the higher the bound. Under a ``total`` it holds prices up to a constant. Of a
     factored cost the rows may be a sample, with masses p that sum to those of all.
     """
-    return gap(value, _lowest(cost, p, q, b, total))
-
-
-@replayed()
-def _lowest(cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None) -> Tensor:
-    """What every plan costs at least (...), by column potentials."""
     if total is not None:
         b = partial_prices(b, q)
     return dual_bound(c_transform(cost, b, q), b, p, q, total)
@@ -123,15 +115,15 @@ def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> Tensor:
 
 def second_bound(
     source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, means: tuple[Tensor, Tensor] | None = None
-) -> float:
-    """Memoli's second lower bound, or the first one where that is higher and mean squared distances (N,), (K,) are
+) -> Tensor | float:
+    """Memoli's second lower bound (), or the first one where that is higher and mean squared distances (N,), (K,) are
     given; where there are too many distances to look at the first one, or 0, which is a bound.
 
     O(N^2 + K^2) work, no memory beyond a block of rows.
     """
     few = max(source.size**2, target.size**2) <= MOST_PAIRS and source.stored and target.stored
     spaces = (bare(source), bare(target)) if few else None
-    return float(fetched(_bound(spaces, p, q, means))[0]) if few or means is not None else 0.0
+    return _bound(spaces, p, q, means) if few or means is not None else 0.0
 
 
 @replayed()

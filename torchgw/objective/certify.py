@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
-from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, gap, second_bound
+from torchgw.objective.bounds import c_transform, dual_bound, gap, lowest_cost, second_bound
 from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
 from torchgw.objective.leading import leads, stored_cost
 from torchgw.objective.linearise import linearise
@@ -25,6 +25,7 @@ from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, affordable, objective, sampled_objective
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import DistanceProvider
 
@@ -35,7 +36,8 @@ ROUNDING_ERROR, FLOAT32_ERROR = 1e-10, 1e-5  # of the largest squared distance
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The cost of a plan T and its inner products, in units of the scaled squared distance.
+    """The cost of a plan T and its inner products, in units of the scaled squared distance, as numbers or as tensors ()
+    that nothing has waited for.
 
     quadratic : <C(T), T>, exact or an estimate from pairs.
     cost : C(T) (N, K), exact or an estimate from anchors.
@@ -49,10 +51,10 @@ class Evaluated:
     quadratic: Objective
     cost: FactoredCost
     means: tuple[Tensor, Tensor] | None
-    expected: float
+    expected: Tensor | float
     marginals: tuple[Tensor, Tensor]
-    linear: float
-    penalty: float
+    linear: Tensor | float
+    penalty: Tensor | float
 
 
 def read_stored(
@@ -67,24 +69,24 @@ def read_stored(
     rows, columns = model.marginals_of(stored)
     means = None if cost is None else (cost.a, cost.b)
     if cost is not None:
-        expected = float(mean_cost(cost, stored, rows, columns))
+        expected = mean_cost(cost, stored, rows, columns)
         quadratic = Objective(expected, True, 0.0)
     elif affordable(*spaces, max_memory):
         gradient = ExactGradient(*spaces, rows, columns, model.loss)
         means = gradient.a, gradient.b
         # Products of centred distances are small: float32 leaves an error of 1e-9 in them, and takes half the time.
         cost = stored_cost(gradient, stored, rows, dtype=torch.float32) if leads(gradient) else gradient(stored, rows)
-        expected = float(mean_cost(cost, stored, rows, columns))
+        expected = mean_cost(cost, stored, rows, columns)
         quadratic = Objective(expected, True, 0.0)
     else:
         quadratic = sampled_objective(stored, rows, *spaces, generator)
         pairs = sample_anchors(stored, rows, CERTIFICATE_ANCHORS, generator)
         cost = FactoredCost.weighted_sum([sampled_cost(*spaces, pairs)], [float(rows.sum())])
-        expected = float(mean_cost(cost, stored, rows, columns))
+        expected = mean_cost(cost, stored, rows, columns)
     if model.loss is SQUARE:  # a sum of squares, but for rounding
-        quadratic = replace(quadratic, value=max(quadratic.value, 0.0))
+        quadratic = replace(quadratic, value=_not_negative(quadratic.value))
     linear, penalty = (
-        0.0 if part is None else float(mean_cost(part, stored, rows, columns)) for part in (model.cost, model.penalty)
+        0.0 if part is None else mean_cost(part, stored, rows, columns) for part in (model.cost, model.penalty)
     )
     return Evaluated(quadratic, cost, means, expected, (rows, columns), linear, penalty)
 
@@ -111,11 +113,15 @@ def read_streamed(
         cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
     else:
         x, y = controls
-        value = float(factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals, ranks))
-        quadratic = Objective(max(value, 0.0), True, 0.0)
+        value = factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals, ranks)
+        quadratic = Objective(_not_negative(value), True, 0.0)
         means = x.mean_squares, y.mean_squares
         cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, *means)
     return Evaluated(quadratic, cost, means, quadratic.value, marginals, linear, penalty)
+
+
+def _not_negative(value: Tensor | float) -> Tensor | float:
+    return value.clamp_min(0.0) if isinstance(value, Tensor) else max(value, 0.0)
 
 
 def certify(
@@ -127,70 +133,87 @@ def certify(
     sample: torch.Generator | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Values, Certificate]:
-    """The parts of F, and what is certain of a plan.
+    """The parts of F, and what is certain of a plan; the host waits once, but for linear and relaxed parts.
 
     ``dual`` (K,) are column potentials in units of cost, ``unit`` the largest squared distance. With a ``sample`` the
     gap is estimated from 1000 rows, for hard marginals, and costs are not searched for a bound.
     """
     rows, columns = found.marginals
-    values, lower = model.summed(found.quadratic.value, found.linear, found.penalty, rows, columns), 0.0
+    bounded = model.fixed and model.loss is SQUARE and model.alpha > 0
+    bound = second_bound(*spaces, model.p, model.q, found.means) if bounded else 0.0
+    problem = _linear_problem(found, dual, model, sample, ranks)
+    quadratic, linear, penalty, expected, lower, *sides = _numbers(
+        found.quadratic.value, found.linear, found.penalty, found.expected, bound, *(problem or ())
+    )
+    values = model.summed(quadratic, linear, penalty, rows, columns)
     error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
-    if model.fixed and model.loss is SQUARE and model.alpha > 0:
-        lower = second_bound(*spaces, model.p, model.q, found.means)
-        # An isometric copy has both at zero, up to rounding.
-        lower = max(lower - error * unit, 0.0)
-    lower *= model.alpha
+    # An isometric copy has value and bound at zero, up to rounding.
+    lower = model.alpha * max(lower - error * unit, 0.0)
     if sample is None:
         lower += linear_bound(model)
         rounding = error * (unit + abs(values.total))
         lower = min(lower, values.total) if lower <= values.total + rounding else lower  # no bound hides a false one
     return values, Certificate(
-        stationarity=stationarity(found, dual, model, sample, ranks),
+        stationarity=_stationarity(model, found, expected, linear, penalty, *sides) if sides else math.nan,
         stationarity_exact=found.means is not None and sample is None,
         lower_bound=lower,
         gap=max(values.total - lower, 0.0),
     )
 
 
-def stationarity(
-    found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks = ALONE
+def _numbers(*given: Tensor | float) -> list[float]:
+    """All of them as numbers, those of a device in one transfer."""
+    read = iter(fetched(*(each for each in given if isinstance(each, Tensor))))
+    return [float(next(read)) if isinstance(each, Tensor) else each for each in given]
+
+
+def _stationarity(
+    model: Model, found: Evaluated, expected: float, linear: float, penalty: float, lowest: float, beside: float
 ) -> float:
-    """The Frank-Wolfe gap of F without its entropy, bounded by dual potentials; NaN where KL leaves the mass free.
+    """The Frank-Wolfe gap of F without its entropy, by inner products of the plan and its `_linear_problem`."""
+    weight = float(model.weight(1.0))
+    value = (model.alpha * expected + (model.beta * linear + penalty) / 2) / weight  # <Chat, T>
+    most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
+    if model.loss is SQUARE and found.means is not None and not held:
+        most = 2 * weight * max(value, 0.0)  # what is summed are squares and costs, so no plan costs less than nothing
+    return min(weight * float(gap(value + beside, torch.tensor(lowest, dtype=torch.float64))), most)
+
+
+def _linear_problem(
+    found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks
+) -> tuple[Tensor, Tensor | float] | None:
+    """What every plan costs at least in the linear problem around a plan, by dual potentials, and what that plan costs
+    there beside <Chat, T>; None where KL leaves the mass free.
 
     A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to
     may have any such marginal, whose potentials are zero. By total variation it has what the mass saves besides, plans
     may have less than p and q, and potentials are at most zero.
     """
-    (p, q), weight, total = model.masses, float(model.weight(1.0)), model.marginals.total
-    varied = model.marginals.varied
+    (p, q), total, varied = model.masses, model.marginals.total, model.marginals.varied
+    beside: Tensor | float = 0.0
     if (model.marginals.free_mass and not varied) or (sample is not None and not model.fixed):
-        return math.nan
+        return None
     cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
-    value = (model.alpha * found.expected + (model.beta * found.linear + found.penalty) / 2) / weight  # <Chat, T>
-    most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
-    if model.loss is SQUARE and found.means is not None and not held:
-        most = 2 * weight * max(value, 0.0)  # what is summed are squares and costs, so no plan costs less than nothing
     if sample is not None:
         index = draw(p, SAMPLED_ROWS, sample)
         some = FactoredCost(cost.a[index], ranks.own(cost.b), ranks.taken(cost.U, len(p), index), cost.V)
         a = ranks.least(c_transform(some, ranks.own(dual), ranks.own(q)))
-        lowest = dual_bound(a, dual, (p.sum() / SAMPLED_ROWS).expand(SAMPLED_ROWS), q)
-        return min(weight * float(gap(value, lowest)), most)
+        return dual_bound(a, dual, (p.sum() / SAMPLED_ROWS).expand(SAMPLED_ROWS), q), beside
     if varied:
         mass = float(found.marginals[0].sum())
-        saved = sum(model.marginals.weights) * (model.alpha * mass + model.beta / 2) / weight
+        saved = sum(model.marginals.weights) * float(model.weight(mass)) / float(model.weight(1.0))
         b = dual.clamp_max(0.0)
         a = c_transform(replace(cost, a=cost.a - saved), b, q).clamp_max(0.0)
-        return weight * float(gap(value - saved * mass, dual_bound(a, b, p, q)))
-    elif not model.fixed and total is None:
+        return dual_bound(a, b, p, q), -saved * mass
+    if not model.fixed and total is None:
         sums, rho = found.marginals[1], min(model.marginals.weights)
         if model.marginals.weights[0] < math.inf:
             cost, p, q, sums = cost.T, q, p, found.marginals[0]
         tiny, dual = torch.finfo(q.dtype).tiny, torch.zeros_like(q)
         if rho > 0:
             slope = rho * (sums.clamp_min(tiny) / q.clamp_min(tiny)).log()
-            cost, value = replace(cost, b=cost.b + slope), value + float(slope @ sums)
-    return min(weight * float(frank_wolfe_gap(value, cost, p, q, dual, total)), most)
+            cost, beside = replace(cost, b=cost.b + slope), slope @ sums
+    return lowest_cost(cost, p, q, dual, total), beside
 
 
 def linear_bound(model: Model) -> float:

@@ -25,7 +25,6 @@ from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import spread_over
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
 from torchgw.spaces.landmark import placed
 from torchgw.spaces.scale import bare
 from torchgw.types import Coupling, DistanceProvider
@@ -36,29 +35,40 @@ RESOLVED = 1e-6  # of the largest distance: distances that differ by less have o
 GIVES = 0.1  # of the largest share of its mass that a point gives: points that give less are left out
 
 
-def distance_correlation(
+def looked_at(
     plan: Coupling, spaces: tuple[DistanceProvider, DistanceProvider], rows: Tensor, p: Tensor
-) -> float:
-    """The distance correlation of points and the targets that get most of their mass, less two standard errors.
-
-    NaN of fewer than eight points, and where all distances are the same. 120 points, drawn evenly by mass, stand for
-    more; 64 where each row of distances is a search.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `distance_correlation` is told of a plan. 120 points, drawn evenly by mass, stand for more; 64 where each
+    row of distances is a search.
 
     Parameters
     ----------
     plan : the coupling (N, K).
     spaces : the two providers.
-    rows : (N,) masses that leave the points. Points that give next to nothing are left out.
+    rows : (N,) masses that leave the points.
     p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    *found, share, index = fetched(*_looked_at(plan, bare(spaces[0]), bare(spaces[1]), rows, p, most))
+    return _looked_at(plan, bare(spaces[0]), bare(spaces[1]), rows, p, most)
+
+
+def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> float:
+    """The distance correlation of points and the targets that get most of their mass, less two standard errors.
+
+    NaN of fewer than eight points, and where all distances are the same. Points that give next to nothing are left out.
+
+    Parameters
+    ----------
+    D, E : distances (m, m) between the points, and between their matches, on the host as the others.
+    share : (m,) what they give of their masses.
+    index : (m,) which points they are, those that were drawn several times one after another.
+    """
     some = share > GIVES * share.max()
     some[1:] &= index.diff() > 0  # a point of much mass is drawn several times
     n = int(some.sum())
     if n < LEAST:
         return math.nan
-    A, B = (_centred(_ranked(D[some][:, some])) for D in found)
+    A, B = (_centred(_ranked(side[some][:, some])) for side in (D, E))
     scale = float(A.norm() * B.norm())
     if scale == 0:
         return math.nan

@@ -20,6 +20,7 @@ In the gain both are weighed as in the linear problem, whose cost is Chat = (alp
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,11 +63,24 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
     gain where nothing can be gained. O((N + K) r^2) of factored distances, a product with a space that has its own; of
     others 1000 rows of each space, 64 where each row is a search. Of a linear cost 1000 rows and columns, and its mean.
     """
+    return product_plan_of(model, fetched(*product_moments(model, spaces)), unit)
+
+
+def product_moments(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[Tensor, ...]:
+    """The `moments` of both spaces, which the product plan is known by; none where distances are no part of it."""
+    if model.alpha == 0:
+        return ()
+    p, q = (mass / mass.sum() for mass in model.masses)
+    sides = zip(spaces, (p, q), (0, 1), strict=True)
+    return tuple(moments(bare(space), mass, model.loss, side) for space, mass, side in sides)
+
+
+def product_plan_of(model: Model, found: Sequence[Tensor], unit: float) -> ProductPlan:
+    """`product_plan`, by `product_moments` on the host."""
     p, q = (mass / mass.sum() for mass in model.masses)
     chance = gain = 0.0
     if model.alpha > 0:
-        sides = zip(spaces, (p, q), (0, 1), strict=True)
-        one, other = fetched(*(moments(bare(space), mass, model.loss, side) for space, mass, side in sides))
+        one, other = found
         quadratic = float(one[2] + other[2] - one[0] * other[0])
         gain += model.alpha * float(deviation(one) * deviation(other))
         chance += model.alpha * max(quadratic, 0.0)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import points_at_once
 from torchgw.objective.exact import BLOCK_ROWS, factored_cross, mean_squares, product
 from torchgw.objective.sampled import sample_anchors
+from torchgw.runtime.transfer import fetched
 from torchgw.types import Coupling, DistanceProvider, multiplies
 
 SEARCHED_ROWS = 5000
@@ -25,12 +26,12 @@ SAMPLED_PAIRS = 1000
 class Objective:
     """A quadratic part, in units of the scaled squared distance.
 
-    value : <C(T), T>.
+    value : <C(T), T>, a number or a tensor () that nothing has waited for.
     exact : whether it is no estimate.
     error : its standard error, 0 when exact.
     """
 
-    value: float
+    value: Tensor | float
     exact: bool
     error: float
 
@@ -94,4 +95,5 @@ def sampled_objective(
     kernel.fill_diagonal_(0.0)
     projections, unit = kernel.sum(1) / (SAMPLED_PAIRS - 1), p.sum() ** 2
     error = 2 * projections.std() / SAMPLED_PAIRS**0.5
-    return Objective(float(projections.mean() * unit), False, float(error * unit))
+    value, error = map(float, fetched(projections.mean() * unit, error * unit))
+    return Objective(value, False, error)

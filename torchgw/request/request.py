@@ -79,7 +79,7 @@ from torchgw.runtime.transfer import fetched
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import OnDevice, Space
-from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, coverage, few_landmarks
+from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, few_landmarks, looked_at
 from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
@@ -347,9 +347,9 @@ class Request:
         ends = (left and self.ends_assigned) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
         if not (many or ends):
             return math.inf, False
-        few = [few_landmarks(space, mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
-        curves = many and along_curves(list(zip(few, self.model.masses, strict=True)))
-        return max(map(float, fetched(*map(coverage, few, self.model.masses)))), curves
+        sides = [(few_landmarks(space, mass), mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
+        found = fetched(*looked_at(sides))
+        return max(map(float, found[::3])), many and along_curves(self.shape, found)
 
     def _ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without

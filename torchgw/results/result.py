@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
 from torchgw.couplings.reader import Readable, point_indices
-from torchgw.couplings.rounding import marginal_error
+from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import (
     APART,
     Basin,
@@ -30,8 +30,8 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.diagnostics.verdict import Verdict, judge
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
-from torchgw.objective.distance_correlation import distance_correlation
-from torchgw.objective.gain import product_plan
+from torchgw.objective.distance_correlation import distance_correlation, looked_at
+from torchgw.objective.gain import product_moments, product_plan_of
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist import guards
@@ -42,7 +42,7 @@ from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.surroundings import undisturbed_methods
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import placed
@@ -187,8 +187,10 @@ class GWResult(Readable):
         rows, columns = (side * mass for side in solution.marginals)
         p, q = (sent(side, rows.device) for side in request.masses)
         sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
-        product = request.product or product_plan(model, sides, unit_of(spaces))
-        agreement = distance_correlation(solution.coupling, sides, rows, p) if model.alpha > 0 else math.nan
+        moments = () if request.product else product_moments(model, sides)
+        looked = looked_at(solution.coupling, sides, rows, p) if model.alpha > 0 else ()
+        missed, *read = fetched(residuals(rows, columns, p, q, asked.marginals), *moments, *looked)
+        product = request.product or product_plan_of(model, read[: len(moments)], unit_of(spaces))
         unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
         sampled = solution.gradient == "sampled"
         return cls(
@@ -200,7 +202,7 @@ class GWResult(Readable):
             violation=values.violation * mass,
             value_exact=solution.value_exact,
             value_error=model.alpha * solution.value_error * mass**2,
-            marginal_error=marginal_error(rows, columns, p, q, asked.marginals),
+            marginal_error=max(missed.tolist(), default=0.0),
             marginal_residual=solution.marginal_residual,
             strategy=request.strategy,
             ladder=solution.ladder,
@@ -233,7 +235,7 @@ class GWResult(Readable):
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
             gain=product.gain,
             chance=product.chance * mass**2,
-            distance_correlation=agreement,
+            distance_correlation=distance_correlation(*read[len(moments) :]) if looked else math.nan,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs) if alone else None,
             model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature

@@ -7,9 +7,10 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import torch
@@ -28,12 +29,12 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched, sent
-from torchgw.search.initial_guesses import SHARPNESS, random_plans, start_costs
+from torchgw.search.initial_guesses import SHARPNESS, drawn_ahead, random_plans, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled, rescale
 from torchgw.sinkhorn.scaling import balance, scaled
 from torchgw.sinkhorn.sides import Side, log_total, translation
-from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks
+from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks, looked_at, unlikeness
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -81,6 +82,19 @@ class CoarseBasin(Solved):
 
     energy: float
     count: int
+
+
+class LandmarkBasins(NamedTuple):
+    """What the search between landmarks found.
+
+    kinds : the basins of each kind of landmarks, lowest energy first.
+    coverage, unlikeness : of the first kind's landmarks, of the space where it is larger: they grow with dimension and
+        lack of structure.
+    """
+
+    kinds: dict[str, list[CoarseBasin]]
+    coverage: float
+    unlikeness: float
 
 
 @dataclass(frozen=True)
@@ -200,8 +214,8 @@ def coarse_basins(
     generator: torch.Generator,
     first: tuple[Tensor | None, Tensor | None] = (None, None),
     backend: str = "eager",
-) -> dict[str, list[CoarseBasin]]:
-    """The basins of each kind of landmarks, lowest energy first; masses p, q in the dtype of the spaces.
+) -> LandmarkBasins:
+    """The basins of each kind of landmarks; masses p, q in the dtype of the spaces.
 
     One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
     basins stands out.
@@ -212,69 +226,95 @@ def coarse_basins(
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-    found: dict[str, list[CoarseBasin]] = {}
+    found, begun, read = list[list[CoarseBasin]](), list[Begun](), tuple[Tensor, ...]()
     named = model.points or (None, None)
-    # A GPU has the last kinds side by side, for which it waits once.
+
+    @cache
+    def curved() -> bool:
+        return along_curves((len(p), len(q)), read[:-2])
+
+    # A GPU has kinds side by side, for which it waits once: the last ones, and all where one is not enough.
     for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
         problems = []
         for kind in kinds:
             x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
             y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
             problems.append(LandmarkProblem.of(x, y, model, backend))
+        measures = [] if read else _measured(((x, p), (y, q)))
         with threads_for(count * len(x.index) * len(y.index)):
-            basins = basins_of_problems(problems, epsilon, count, kept, generator)
-        if small:
-            return {ALL: basins[0]}
-        found |= zip(kinds, basins, strict=True)
-        apart = stands_out([basin.energy for basin in basins[0]], NEAR)
-        if kinds[0] == KINDS[0] and apart and along_curves([(x, p), (y, q)]):
+            more, told = begun_searches(problems, epsilon, count, kept, generator, measures)
+            begun, read = begun + more, read or told
+            if p.is_cuda and len(begun) == 1 and not (small or curved()):
+                continue
+            found += cooled_basins(begun, kept)
+        begun = []
+        apart = stands_out([basin.energy for basin in found[0]], NEAR)
+        if small or (len(found) == 1 and apart and curved()):
             break
-    return found
+    named_kinds = dict(zip([ALL] if small else KINDS, found, strict=False))
+    return LandmarkBasins(named_kinds, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
+
+
+@replayed()
+def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
+    """What is `looked_at` of both spaces, and their unlikeness."""
+    return [*looked_at(sides), *(unlikeness(*side) for side in sides)]
 
 
 def landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    return basins_of_problems([problem], epsilon, n_starts, n_kept, generator)[0]
+    return cooled_basins(begun_searches([problem], epsilon, n_starts, n_kept, generator)[0], n_kept)[0]
 
 
-def basins_of_problems(
-    problems: Sequence[LandmarkProblem], epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
-) -> list[list[CoarseBasin]]:
-    """Those of several problems, whose plans come to the host together."""
-    searched = [_searched(problem, epsilon, max(n_starts - 1, 1), generator) for problem in problems]
-    groups, units = grouped([found for _, found, _ in searched], n_kept, [height for *_, height in searched])
+def begun_searches(
+    problems: Sequence[LandmarkProblem],
+    epsilon: float,
+    n_starts: int,
+    n_kept: int,
+    generator: torch.Generator,
+    asked: Sequence[Tensor] = (),
+) -> tuple[list[Begun], tuple[Tensor, ...]]:
+    """Where starts of several problems end, at most ``n_kept`` plans of each, and what is ``asked`` for on the host,
+    where landmarks of all come with it."""
+    count = max(n_starts - 1, 1)
+    # On a GPU the few points come to the host: eigenvectors of so small a matrix take it longer.
+    few = [
+        (each.x.distances, each.y.distances, *each.shares, each.height, *drawn_ahead(count, generator))
+        for each in problems
+    ]
+    read, width = fetched(*(tensor for each in few for tensor in each), *asked), len(few[0])
     begun = []
-    for problem, (batch, *_), group, unit in zip(problems, searched, groups, units, strict=True):
-        kept, counts = [each[0] for each in group.groups], [len(each) for each in group.groups]
-        if batch.plan.is_cuda:  # as many of every problem, whose graph is the same then
-            missing = n_kept - len(kept)
-            kept, counts = kept + kept[:1] * missing, counts + [0] * missing
-        places = sent(torch.tensor(kept), batch.plan.device)
-        begun.append((problem, batch, places, counts, max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)))
-    return cooled_basins(begun, n_kept)
+    for place, problem in enumerate(problems):
+        DX, DY, p, q, height, *ahead = read[place * width : (place + 1) * width]
+        costs, unit = start_costs(DX, DY, p, q, count, generator, *ahead), float(height)
+        batch, looks = _searched(problem, costs, unit, epsilon, n_kept, generator)
+        ends = max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)
+        begun.append(Begun(problem, batch, looks.firsts, *ends, looks.label))
+    return begun, read[width * len(problems) :]
 
 
 def _searched(
-    problem: LandmarkProblem, epsilon: float, count: int, generator: torch.Generator
-) -> tuple[Batch, Compared, Tensor]:
-    """The product plan and `first_guesses`, annealed to the last of the temperatures; how they compare, and the height
-    of the problem."""
-    costs, random = first_guesses(problem, count, generator)
-    size = 1 + len(costs) + (0 if random is None else len(random))
+    problem: LandmarkProblem, costs: Tensor, unit: float, epsilon: float, n_kept: int, generator: torch.Generator
+) -> tuple[Batch, Compared]:
+    """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
+    of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is the height of the problem."""
+    random = None if problem.model.fixed else random_plans(problem.product, len(costs) // RANDOM, generator)
+    size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
-    return _annealed_guesses(problem.alone, costs, random, sent(shares, costs.device), epsilon)
+    steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
+    return _annealed_guesses(problem.alone, sent(costs, mass.device), random, sent(steps, mass.device), n_kept)
 
 
 @replayed()
 def _annealed_guesses(
-    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, shares: Tensor, epsilon: float
-) -> tuple[Batch, Compared, Tensor]:
-    batch, height, dtype = guessed(problem, costs, random), height_of(problem), problem.x.mass.dtype
-    for step in (height * shares).to(dtype).clamp_min_(epsilon):
+    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, steps: Tensor, n_kept: int
+) -> tuple[Batch, Compared]:
+    batch = guessed(problem, costs, random)
+    for step in steps:
         batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
-    return batch, compared(batch.plan, problem.energies(batch.plan)), height
+    return batch, compared(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 @replayed()
@@ -285,28 +325,39 @@ def height_of(problem: LandmarkProblem) -> Tensor:
     return torch.where(found > torch.finfo(problem.x.mass.dtype).tiny, found, 1.0)
 
 
-def cooled_basins(
-    begun: Sequence[tuple[LandmarkProblem, Batch, Tensor, list[int], float, float]], n_kept: int
-) -> list[list[CoarseBasin]]:
-    """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``.
+class Begun(NamedTuple):
+    """Plans of a landmark problem that are to be cooled.
 
-    ``begun`` : problems, batches, the places in it of those plans, how many starts had ended in each, their
-    temperature, and that which they cool to.
+    problem, batch : where they are; ``places`` says which of the batch.
+    now, epsilon : their temperature, and that which they cool to.
+    label : which of these places each start had ended in, of a batch of starts.
     """
+
+    problem: LandmarkProblem
+    batch: Batch
+    places: Tensor
+    now: float
+    epsilon: float
+    label: Tensor | None = None
+
+
+def cooled_basins(begun: Sequence[Begun], n_kept: int) -> list[list[CoarseBasin]]:
+    """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``."""
     ends = []
-    for problem, batch, places, _, now, epsilon in begun:
+    for problem, batch, places, now, epsilon, _ in begun:
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
         falls = [cooled(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = sent(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
-        ends.append(_cooled(problem.alone, batch, places, steps))
+        ends.append(_cooled(problem.alone, batch, places, steps, n_kept))
     found = []
-    groups, _ = grouped([looks for _, looks in ends], n_kept)
-    for (problem, _, _, counts, _, epsilon), (batch, _), group in zip(begun, ends, groups, strict=True):
+    groups, labels = grouped([looks for _, looks in ends], [each.label for each in begun if each.label is not None])
+    counts = [Counter(label.tolist()) for label in labels] or [Counter[int]()] * len(begun)
+    for (problem, *_, epsilon, _), (batch, _), group, starts in zip(begun, ends, groups, counts, strict=True):
         found.append(
             [
                 CoarseBasin(
                     problem.x, problem.y, batch.plan[i], batch.f[i], batch.g[i], epsilon, group.energies[i],
-                    sum(counts[j] for j in each),
+                    sum(starts[j] for j in each),
                 )
                 for each in group.groups
                 for i in each[:1]
@@ -316,20 +367,15 @@ def cooled_basins(
 
 
 @replayed()
-def _cooled(problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor) -> tuple[Batch, Compared]:
+def _cooled(
+    problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor, n_kept: int
+) -> tuple[Batch, Compared]:
     """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
     batch = batch[places]
     for step in steps:
         batch = annealed_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
     batch = replace(batch, plan=problem.feasible(batch.plan))
-    return batch, compared(batch.plan, problem.energies(batch.plan))
-
-
-def first_guesses(problem: LandmarkProblem, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    """``count`` start costs (count, L, L') and, where a marginal may give way, random plans."""
-    x, y = problem.x, problem.y
-    costs = start_costs(x.distances, y.distances, *problem.shares, count, generator)
-    return costs, None if problem.model.fixed else random_plans(problem.product, count // RANDOM, generator)
+    return batch, compared(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
@@ -399,50 +445,71 @@ class Grouped(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What plans (B, N, K) are grouped by.
+    """Groups of plans (B, N, K), see `compared`.
 
-    flat : them (B, N K), of sum one.
     energies : of theirs (B,), infinite where they are no numbers.
-    apart : their L1 distances (B, B); None on a CPU, which does not need all.
+    order : their places (B,), lowest energy first.
+    label : the group (B,) that each is in; as many as there are at most for the others.
+    firsts : the place of the lowest of each group; a GPU, which does not know how many there are, has the first one's
+        again for those that are missing.
     """
 
-    flat: Tensor
     energies: Tensor
-    apart: Tensor | None
+    order: Tensor
+    label: Tensor
+    firsts: Tensor
 
 
 @replayed()
-def compared(plans: Tensor, energies: Tensor) -> Compared:
-    """How plans (B, N, K) of these energies (B,) compare."""
-    flat = plans.flatten(1)
-    flat = flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny)
-    apart = torch.cdist(flat, flat, p=1.0) if flat.is_cuda else None
-    return Compared(flat, torch.nan_to_num(energies, nan=torch.inf), apart)
+def compared(plans: Tensor, energies: Tensor, most: int) -> Compared:
+    """At most so many groups of plans (B, N, K) of these energies (B,): each of the lowest plan that is in none, and
+    what agrees with it up to an L1 distance of half their mass."""
+    energies, size = torch.nan_to_num(energies, nan=torch.inf), len(plans)
+    order, flat = torch.argsort(energies), plans.flatten(1)
+    flat = (flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny))[order]
+    left = torch.arange(size, device=flat.device)  # each one's place in the order, beyond all for those in a group
+    table, firsts, after = _agreeing(flat) if flat.is_cuda else None, list[Tensor](), list[Tensor]()
+    for _ in range(most):
+        first = left.amin(0, keepdim=True)
+        if table is not None:
+            same = table.index_select(0, first)[0]
+        elif int(first) < size:  # a CPU does not need the whole table
+            same = (flat - flat[first]).abs().sum(1).le(SAME_PLAN).index_fill(0, first, True)
+        else:
+            break
+        left = left.masked_fill(same, size)
+        firsts.append(first)
+        after.append(left)
+    place, label = torch.cat(firsts), torch.empty_like(order)
+    label[order] = (torch.stack(after) < size).sum(0)
+    return Compared(energies, order, label, order[torch.where(place < size, place, place[0])])
+
+
+def _agreeing(flat: Tensor) -> Tensor:
+    """Which plans (B, N K) agree with each, and none that do with one beyond the last: (B + 1, B)."""
+    same = torch.cdist(flat, flat, p=1.0).le(SAME_PLAN)
+    same.fill_diagonal_(True)  # a plan that is no number agrees with itself, too
+    return torch.cat((same, same.new_zeros(1, len(same))))
 
 
 def basins_of(plans: Tensor, energy: Tensor, most: int) -> Grouped:
-    """At most so many groups of plans (B, N, K) that agree up to an L1 distance of half their mass; of one problem,
-    with counts, where `torchgw.batched.solve` has many and must not wait for each."""
-    return grouped([compared(plans, energy)], most)[0][0]
+    """Groups of plans, see `compared`; of one problem, with counts, where `torchgw.batched.solve` has many and must not
+    wait for each."""
+    return grouped([compared(plans, energy, most)])[0][0]
 
 
-def grouped(looks: Sequence[Compared], most: int, numbers: Sequence[Tensor] = ()) -> tuple[list[Grouped], list[float]]:
-    """`basins_of` plans of several problems, and other ``numbers`` (), in one transfer from a GPU."""
-    tables = [each.apart for each in looks if each.apart is not None]
-    read = list(fetched(*(each.energies for each in looks), *numbers, *tables))
-    energies, read = read[: len(looks)], read[len(looks) :]
-    others, tables = [float(each) for each in read[: len(numbers)]], read[len(numbers) :]
+def grouped(looks: Sequence[Compared], labels: Sequence[Tensor] = ()) -> tuple[list[Grouped], tuple[Tensor, ...]]:
+    """The groups of several problems' plans on the host, and other ``labels``, in one transfer from a GPU."""
+    read = fetched(*(tensor for each in looks for tensor in each[:3]), *labels)
     found = []
-    for place, (look, values) in enumerate(zip(looks, energies, strict=True)):
-        flat, rest, groups = look.flat, torch.argsort(values).tolist(), list[list[int]]()
-        while rest and len(groups) < most:
-            first = rest[0]
-            same = (tables[place][first] if tables else (flat - flat[first]).abs().sum(1)).le(SAME_PLAN).tolist()
-            same[first] = True  # a plan that is no number, too
-            groups.append([i for i in rest if same[i]])
-            rest = [i for i in rest if not same[i]]
-        found.append(Grouped(groups, values.tolist()))
-    return found, others
+    for place in range(len(looks)):
+        energies, order, label = read[3 * place : 3 * place + 3]
+        groups: list[list[int]] = [[] for _ in looks[place].firsts]
+        for each, group in zip(order.tolist(), label[order].tolist(), strict=True):
+            if group < len(groups):
+                groups[group].append(each)
+        found.append(Grouped([group for group in groups if group], energies.tolist()))
+    return found, read[3 * len(looks) :]
 
 
 def stands_out(energies: Sequence[float], share: float) -> bool:

@@ -28,7 +28,7 @@ from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
-from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, coarse_basins, stands_out
+from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkBasins, LandmarkProblem, coarse_basins, stands_out
 from torchgw.search.candidate import Candidate, as_low
 from torchgw.search.contest import contest
 from torchgw.search.crossing import CROSSED, crossed_basins
@@ -40,11 +40,12 @@ from torchgw.search.full_starts import (
     by_product,
     entropy_rules,
     from_product,
+    product_height,
 )
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
-from torchgw.search.views import Graph
+from torchgw.search.views import Graph, count_entries
 from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks, coverage, spread_of, unlikeness
+from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
@@ -94,14 +95,11 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     if not is_few(problem) and has_cells(problem) and (cells := on_cells(problem, coarse, "cells")):
         return _between_cells(problem, coarse, cells)
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
-    kinds, found, reference = _of_landmarks(problem, coarse)
-    first_basin = next(iter(kinds.values()))[0]
-    covered, unlike = _worst_sides(first_basin, p, q)
-    poor = covered > POOR_COVERAGE
+    landmarks, found, reference = _of_landmarks(problem, coarse)
+    kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
     rung = Rung.of(problem, pairs > MANY_PAIRS)
     if rung is not None:
-        found = rung.raised(found)
-    found = _distinct(found, reference, p)
+        found = _distinct(rung.raised(found), reference, p)
     compared = sum(c.near for c in found)
     lowest = min(c.energy for c in found if c.near)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
@@ -111,7 +109,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
-    alone = poor or pairs <= FEW_PAIRS or unlike > POOR_COVERAGE
+    alone = poor or pairs <= FEW_PAIRS or landmarks.unlikeness > POOR_COVERAGE
     if problem.exact and alone and not entropy_rules(problem):
         beside.append(by_product if graphs is None else partial(contest, x=graphs[0], y=graphs[1]))
     rest = [c for c in found if all(c is not f for f in finalists)]
@@ -136,24 +134,22 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     return ordered, reference
 
 
-def _of_landmarks(
-    problem: StoredProblem, coarse: CoarseOptions
-) -> tuple[dict[str, list[CoarseBasin]], list[Candidate], Landmarks]:
+def _of_landmarks(problem: StoredProblem, coarse: CoarseOptions) -> tuple[LandmarkBasins, list[Candidate], Landmarks]:
     """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
     the largest distance."""
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
-    kinds = coarse_basins(problem.source, problem.target, p, q, *given)
-    reference = next(iter(kinds.values()))[0].target
+    landmarks = coarse_basins(problem.source, problem.target, p, q, *given)
+    reference = next(iter(landmarks.kinds.values()))[0].target
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     found = []
-    for name, basins in kinds.items():
+    for name, basins in landmarks.kinds.items():
         if not math.isfinite(basins[0].energy):
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
             found.append(_candidate(problem, basin, name, near, rank == 0))
-    return kinds, _distinct(found, reference, p), reference
+    return landmarks, _distinct(found, reference, p), reference
 
 
 def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
@@ -210,9 +206,14 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
     stored = all(space.factors() is None and space.stored for space in problem.spaces)
     # Views are matrices (N, N), which what multiplies by itself has none of: beside a plan of that size they are few.
     few = all(not multiplies(space) or space.size**2 <= MOST_BESIDE_PLAN * pairs for space in problem.spaces)
-    if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS) or entropy_rules(problem):
+    if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS):
         return None
     x, y = (Graph.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    height = product_height(problem)
+    known = fetched(*count_entries(x.D), *count_entries(y.D), *([] if height is None else [height]))
+    if height is not None and entropy_rules(problem, known[4]):
+        return None
+    x, y = replace(x, counted=(known[0], known[1])), replace(y, counted=(known[2], known[3]))
     return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
 
 
@@ -265,21 +266,6 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
     return (gradient.a, gradient.b)[side].argmax()
 
 
-def _worst_sides(basin: CoarseBasin, p: Tensor, q: Tensor) -> tuple[float, float]:
-    """Coverage and unlikeness of the landmarks, of the space where it is larger: they grow with dimension and lack of
-    structure."""
-    (read,) = fetched(_measured(((basin.source, p), (basin.target, q))))
-    one, other, third, last = read.tolist()
-    return max(one, other), max(third, last)
-
-
-@replayed()
-def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> Tensor:
-    """Coverage of both spaces and their unlikeness (4,)."""
-    measured = [(some, mass, spread_of(some, mass)) for some, mass in sides]
-    return torch.stack([measure(*side) for measure in (coverage, unlikeness) for side in measured])
-
-
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
     start, matching = lifted(problem, basin)
     return Candidate(
@@ -324,10 +310,10 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
     if model.plain:
-        return sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value
+        return float(sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value)
     rows, _ = model.marginals_of(coupling)
     found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
-    return model.values(found.value, coupling).total
+    return model.values(float(found.value), coupling).total
 
 
 @replayed()

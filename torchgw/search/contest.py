@@ -126,7 +126,7 @@ class _Field:
     @classmethod
     def of(cls, problem: StoredProblem, x: Graph, y: Graph) -> _Field:
         p, q, gradient = x.mass, y.mass, problem.gradient
-        unit, assignment = product_energy(gradient, p, q)[0], _assignment(problem, x, y)
+        unit, assignment = float(product_energy(gradient, p, q)), _assignment(problem, x, y)
         symmetric = not x.directed
 
         def energies(plans: Tensor) -> Tensor:

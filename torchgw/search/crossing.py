@@ -27,6 +27,7 @@ from torchgw.search.anneal import (
     COLDEST,
     SAME_PLAN,
     Batch,
+    Begun,
     CoarseBasin,
     LandmarkProblem,
     annealed_batch,
@@ -136,7 +137,7 @@ def crossed_basins(
     batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
     last = max(epsilon, COLDEST * unit)
     places = torch.arange(len(best), device=mass.device)
-    return cooled_basins([(problem, batch, places, [0] * len(best), levels[-1], last)], n_kept)[0]
+    return cooled_basins([Begun(problem, batch, places, levels[-1], last)], n_kept)[0]
 
 
 @replayed()

@@ -55,10 +55,17 @@ def by_features(problem: StoredProblem, U: Tensor, V: Tensor, origin: str) -> li
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin=origin)]
 
 
-def entropy_rules(problem: StoredProblem) -> bool:
-    """Whether epsilon is at least that at which proximal steps end, so that their plans would lose their sharpness."""
+def product_height(problem: StoredProblem) -> Tensor | None:
+    """The energy () of the product plan, beside which entropy rules or does not; None for a problem without entropy."""
     p, q = (mass / mass.sum() for mass in problem.masses)
-    return not problem.sharp and problem.epsilon >= COLD * product_energy(problem.gradient, p, q)[0]
+    return None if problem.sharp else product_energy(problem.gradient, p, q)
+
+
+def entropy_rules(problem: StoredProblem, height: Tensor | None = None) -> bool:
+    """Whether epsilon is at least that at which proximal steps end, so that their plans would lose their sharpness; the
+    `product_height` may be known."""
+    height = product_height(problem) if height is None else height
+    return height is not None and problem.epsilon >= COLD * float(height)
 
 
 def by_product(problem: StoredProblem) -> list[Candidate]:

@@ -30,7 +30,7 @@ from torch import Tensor
 from torchgw.kernels.sampling import picked
 from torchgw.linalg.centring import centred_modes, largest_modes
 from torchgw.objective.distributions import quantiles
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import fetched
 
 SHARPNESS = 8.0  # of a guess: mean cost over the temperature of its plan
 N_QUANTILES = 16
@@ -39,27 +39,29 @@ SIGNS = tuple(itertools.product((1.0, -1.0), repeat=N_MODES))
 ANCHORS = (2, 3, 4)
 
 
-def start_costs(DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """``count`` costs (count, L, L') for distances DX (L, L), DY (L', L') and masses p, q; each has mean 1 under the
-    product plan."""
-    device, usual = DX.device, _sizes(2 * (2 + len(SIGNS)), count)
+def drawn_ahead(count: int, generator: torch.Generator) -> list[Tensor]:
+    """The uniform numbers that ``count`` start costs usually need, of a generator of a GPU, for which nothing is to
+    wait; none of one of the CPU, which draws them when it knows how many."""
+    return [_uniform(_sizes(2 * (2 + len(SIGNS)), count), generator)] if generator.device.type == "cuda" else []
 
-    def uniform(sizes: list[int]) -> Tensor:
-        return torch.rand(2 * sum(sizes), generator=generator, dtype=torch.float64, device=device)
 
-    # On a GPU the few points come to the host, once: eigenvectors of so small a matrix take it longer.
-    DX, DY, p, q, *ahead = fetched(DX, DY, p, q, *([uniform(usual)] if DX.is_cuda else []))
+def start_costs(
+    DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator, ahead: Tensor | None = None
+) -> Tensor:
+    """``count`` costs (count, L, L') for distances DX (L, L), DY (L', L') and masses p, q, all on the host; each has
+    mean 1 under the product plan. ``ahead`` are numbers that were `drawn_ahead`."""
     product = p[:, None] * q
     pairs = list(zip(profiles(DX, p), profiles(DY, q), strict=True))
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))
     pairs += [(x * signs, y) for signs in signs_of(x, y)]
     costs = [cost for cost in relative_costs(pairs, product) for _ in range(2)]
     if sizes := _sizes(len(costs), count):
-        (numbers,) = ahead if ahead and sizes == usual else fetched(uniform(sizes))
-        parts = torch.split(numbers, [size for size in sizes for _ in range(2)])
+        if ahead is None or len(ahead) != 2 * sum(sizes):
+            (ahead,) = fetched(_uniform(sizes, generator))
+        parts = torch.split(ahead, [size for size in sizes for _ in range(2)])
         i, j = (torch.split(picked(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
         costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)
-    return sent(torch.stack(costs[:count]), device)
+    return torch.stack(costs[:count])
 
 
 def random_plans(product: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -72,6 +74,11 @@ def random_plans(product: Tensor, count: int, generator: torch.Generator) -> Ten
 def _sizes(first: int, count: int) -> list[int]:
     """How many pairs of points the starts from the ``first`` on are drawn by."""
     return [ANCHORS[start % len(ANCHORS)] for start in range(first, count)]
+
+
+def _uniform(sizes: list[int], generator: torch.Generator) -> Tensor:
+    """Uniform numbers for so many pairs of points."""
+    return torch.rand(2 * sum(sizes), generator=generator, dtype=torch.float64, device=generator.device)
 
 
 def profiles(D: Tensor, mass: Tensor) -> list[Tensor]:

@@ -55,7 +55,7 @@ EDGES, MOST_MISSING = 2.0, 20.0  # more in common, for e times the likelihood, a
 
 
 @replayed()
-def _counted(D: Tensor) -> tuple[Tensor, Tensor]:
+def count_entries(D: Tensor) -> tuple[Tensor, Tensor]:
     """The median entry () of a matrix; how many entries, and how many on its diagonal, are that and are zero (4,)."""
     middle, diagonal = D.median(), D.diagonal()
     return middle, torch.stack([(side == value).sum() for value in (middle, D.new_zeros(())) for side in (D, diagonal)])
@@ -68,11 +68,13 @@ class Graph:
     D : its entries (N, N), scaled, float32.
     mass : (N,), of sum one.
     directed : whether views speak of the directions of edges, as they do where either graph of a pair has any.
+    counted : what `count_entries` says of D, on the host; None where nobody has looked.
     """
 
     D: Tensor
     mass: Tensor
     directed: bool = False
+    counted: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, space: DistanceProvider, mass: Tensor) -> Graph:
@@ -88,7 +90,7 @@ class Graph:
     @cached_property
     def _counts(self) -> tuple[float, int, int]:
         """The value that most entries have, zero where none has; how many have it, and how many on the diagonal."""
-        value, counts = fetched(*_counted(self.D))
+        value, counts = self.counted or fetched(*count_entries(self.D))
         many, at, zeros, zeros_at = counts.tolist()
         return (float(value), many, at) if 2 * many > self.D.numel() else (0.0, zeros, zeros_at)
 

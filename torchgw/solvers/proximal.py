@@ -24,7 +24,6 @@ from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flushed
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import cooled
 from torchgw.sinkhorn.scaling import scaled
 from torchgw.sinkhorn.sides import Side
@@ -42,7 +41,7 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Ten
     """Where steps go from the product plan: a plan (N, K) of mass one, its marginals nearly those of the masses p (N,),
     q (K,) over their sums. O(N K) memory; 40 gradients, and O(N K) work for each."""
     p, q = p / p.sum(), q / q.sum()
-    unit, _ = product_energy(gradient, p, q)
+    unit = float(product_energy(gradient, p, q))
     exponent = proximal_steps(score_of(gradient, p), (p[:, None] * q).log2(), p, q, levels(unit), watch)
     return flushed(exponent.exp2_())
 
@@ -79,8 +78,7 @@ def proximal_steps(
     return exponent
 
 
-def product_energy(gradient: Gradient, p: Tensor, q: Tensor) -> tuple[float, FactoredCost]:
-    """<C(T), T> and C(T) for the product plan T of masses of sum one."""
+def product_energy(gradient: Gradient, p: Tensor, q: Tensor) -> Tensor:
+    """<C(T), T> () for the product plan T of masses of sum one."""
     product = DenseCoupling(p[:, None] * q)
-    cost = gradient(product, p)
-    return float(mean_cost(cost, product, p, q)), cost
+    return mean_cost(gradient(product, p), product, p, q)

@@ -20,7 +20,6 @@ from torch import Tensor
 from torchgw.kernels.sums import add_by_label
 from torchgw.persist.codec import storable
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
 from torchgw.spaces.scale import bare
 from torchgw.types import DistanceProvider
 
@@ -156,11 +155,10 @@ def _with_cells(index: Tensor, rows: Tensor, mass: Tensor) -> Landmarks:
     return Landmarks(index, rows, ((among + among.T) / 2).fill_diagonal_(0.0), cells)
 
 
-def coverage(landmarks: Landmarks, mass: Tensor, spread: Tensor | None = None) -> Tensor:
-    """Mean square distance to the nearest landmark, relative to that between two random points, (), whose ``spread``
-    may be known."""
+def coverage(landmarks: Landmarks, mass: Tensor) -> Tensor:
+    """Mean square distance to the nearest landmark, relative to that between two random points, ()."""
     near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
-    return mass.sum() * near / (spread_of(landmarks, mass) if spread is None else spread)
+    return mass.sum() * near / _spread_of(landmarks, mass)
 
 
 def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
@@ -170,17 +168,26 @@ def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
     return choose_landmarks(space, mass, "farthest", FEW, torch.Generator(mass.device))
 
 
-def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
-    """Whether the points of all spaces lie along a curve in one piece, by about sixty of them, and the masses: the
-    others are covered well, and a tree joins the landmarks by steps that are not much longer than each covers.
+@replayed()
+def looked_at(sides: Sequence[tuple[Landmarks, Tensor]]) -> list[Tensor]:
+    """Of each space, by landmarks and masses (N,), the coverage (), the radius () that landmarks cover, and the
+    distances (L, L) between them."""
+    known = list[Tensor]()
+    for landmarks, mass in sides:
+        known += [coverage(landmarks, mass), landmarks.rows.amin(0).max(), landmarks.distances]
+    return known
+
+
+def along_curves(sizes: Sequence[int], found: Sequence[Tensor]) -> bool:
+    """Whether so many points of each space lie along a curve in one piece, by what is `looked_at` of about sixty of
+    them, on the host: the others are covered well, and a tree joins the landmarks by steps that are not much longer
+    than each covers.
 
     Clusters are covered as well as a curve, but the steps between them are 4 to 40 times as long as that; of curves,
     surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
     """
     from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
 
-    found = fetched(*_looked_at(tuple(sides)))
-    sizes = (len(mass) for _, mass in sides)
     for size, covered, radius, distances in zip(sizes, *(found[part::3] for part in range(3)), strict=True):
         others = 1 - len(distances) / size
         if others == 0 or float(covered) > WIDE * others:
@@ -191,27 +198,18 @@ def along_curves(sides: Sequence[tuple[Landmarks, Tensor]]) -> bool:
     return True
 
 
-@replayed()
-def _looked_at(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
-    """Of each space the coverage (), the radius () that landmarks cover, and the distances (L, L) between them."""
-    known = list[Tensor]()
-    for landmarks, mass in sides:
-        known += [coverage(landmarks, mass), landmarks.rows.amin(0).max(), landmarks.distances]
-    return known
-
-
-def unlikeness(landmarks: Landmarks, mass: Tensor, spread: Tensor | None = None) -> Tensor:
+def unlikeness(landmarks: Landmarks, mass: Tensor) -> Tensor:
     """Mean square difference between a point's distances to all landmarks and those of its nearest landmark, relative
-    to that between two random points, (), whose ``spread`` may be known.
+    to that between two random points, ().
 
     In a metric space it is at most the coverage. In an adjacency most distances are zero, which the coverage takes for
     nearness; only this says how little landmarks mean.
     """
     seen = landmarks.mass @ ((landmarks.rows - landmarks.distances[:, landmarks.nearest]).square() @ mass)
-    return seen / (spread_of(landmarks, mass) if spread is None else spread)
+    return seen / _spread_of(landmarks, mass)
 
 
-def spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
+def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
     """Mean square distance from the landmarks to all points, ()."""
     spread = landmarks.mass @ (landmarks.rows.square() @ mass)
     return spread.clamp_min(torch.finfo(mass.dtype).tiny)
