@@ -17,6 +17,7 @@ from tests.simulated_device import Graph, Simulation, simulated_gpu
 from torchgw import gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.runtime import replayed as module
+from torchgw.runtime import scratch as scratch_module
 from torchgw.runtime.records import flattened, restored
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.scratch import scratch
@@ -381,3 +382,20 @@ def test_graphs_of_the_gpu_do_what_the_function_does(graphs: bool, monkeypatch: 
     kernel = torch.rand(500, 600, dtype=torch.float64) + 0.1
     for one, other in zip(course(kernel.cuda()), course(kernel), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
+
+
+def test_what_is_kept_is_given_up_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(monkeypatch)
+    monkeypatch.setattr(scratch_module, "_HERE", threading.local())
+    with simulated_gpu() as simulation:
+        before = simulation.memory.now
+        for _ in range(2):
+            course(torch.rand(5, 6, dtype=torch.float64).cuda())
+        lent = scratch(50, 60, dtype=torch.float32, device=torch.device("cuda", 0))
+        del lent
+        gc.collect()
+        assert simulation.memory.now >= before + 50 * 60 * 4
+        module.forget()
+        scratch_module.forget()
+        gc.collect()
+        assert simulation.memory.now == before

@@ -130,6 +130,11 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return mark
 
 
+def forget() -> None:
+    """Drop this thread's graphs, and the memory that they keep."""
+    _HERE.__dict__.pop("graphs", None)
+
+
 def refuse_within(what: str) -> None:
     """Refuse within a function that is captured what its graph would not do again."""
     if getattr(_HERE, "within", False):

@@ -49,6 +49,11 @@ class _Free:
                 del self.kept[oldest]
 
 
+def forget() -> None:
+    """Drop this thread's memory that nothing uses."""
+    _HERE.__dict__.pop("free", None)
+
+
 def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory that holds anything."""
     if device.type != "cuda" or torch.is_inference_mode_enabled():  # which does not tell what is a view

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchgw.diagnostics.status import Status
+from torchgw.runtime import replayed, scratch
 from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
@@ -71,6 +72,8 @@ def _attempted(
 def _tell_of_memory(what: str) -> None:
     """Warn of what happened where memory ended, and free what can be."""
     if torch.cuda.is_available():
+        replayed.forget()
+        scratch.forget()
         torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
     warn_caller(f"{what}; GWOptions(strategy='streaming') takes it at once", OutOfMemoryWarning)
 
