@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, TypeAlias
@@ -80,7 +81,7 @@ from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import OnDevice, Space
 from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, few_landmarks, looked_at
-from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
+from torchgw.spaces.resolution import explain_rounded_coordinates, explain_sampled
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -168,7 +169,8 @@ class Request:
         a given epsilon but for models without entropy.
     curves : whether what was given as points lies on curves, as far as that decides anything.
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
-    precision_loss : which points rounding does not tell apart, and what to do; nothing where it does.
+    precision_loss : which points rounding does not tell apart, and what to do; nothing where it does, and before that
+        is known.
     """
 
     asked: Asked
@@ -330,12 +332,15 @@ class Request:
                 own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distances_resolved(own.model, largest, advice)
-        return replace(own, precision_loss=self._describe_precision_loss(spaces))
+        return own
 
-    def _describe_precision_loss(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> str:
-        """Which points of spaces and features rounding does not tell apart."""
+    def describe_precision_loss(
+        self, spaces: tuple[DistanceProvider, DistanceProvider], rows: Sequence[Tensor], apart: Sequence[Tensor]
+    ) -> str:
+        """Which points of spaces and features rounding does not tell apart; of spaces by what is
+        `torchgw.spaces.resolution.sampled` of them, the differences on the host."""
         names, numbers = [side.name for side in self.spaces], None if self.support is None else self.support.sides
-        found = explain_unresolved_points(names, spaces, self.model.masses, numbers)
+        found = explain_sampled(names, spaces, self.model.masses, rows, apart, numbers)
         found += map(explain_rounded_coordinates, self.spaces, (self.asked.X, self.asked.Y))
         return "; ".join(filter(None, [*found, explain_unresolved_features(self.cost, numbers)]))
 

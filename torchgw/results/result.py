@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from torchgw.diagnostics.verdict import Verdict, judge
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
 from torchgw.objective.distance_correlation import distance_correlation, looked_at
-from torchgw.objective.gain import product_moments, product_plan_of
+from torchgw.objective.gain import ProductPlan, product_moments, product_plan_of
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist import guards
@@ -48,12 +49,50 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import placed
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import Graphs, Pair, Space
+from torchgw.spaces.resolution import sampled
 from torchgw.spaces.scale import unit_of
 from torchgw.spaces.subspace import name_of
 from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 NOT_SAVED = ("known", "model", "differentiated")
+
+
+class Told(NamedTuple):
+    """What is told of a solve beside its solution, all of which is read together.
+
+    product : what is known of the product plan.
+    correlation : the distance correlation of points and their matches.
+    marginal_error : the largest L1 residual of marginals.
+    precision_loss : which points rounding does not tell apart, and what to do; nothing where it does.
+    """
+
+    product: ProductPlan
+    correlation: float
+    marginal_error: float
+    precision_loss: str
+
+    @classmethod
+    def of(cls, solution: CertifiedSolution, request: Request, spaces: Pair) -> Told:
+        """Of the solution of a request between these providers."""
+        rows, columns = (side * request.mass for side in solution.marginals)
+        p, q = (sent(side, rows.device) for side in request.masses)
+        sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
+        few, apart = sampled(sides, request.model.masses)
+        asked: Sequence[Sequence[Tensor]] = (
+            () if request.product else product_moments(request.model, sides),
+            looked_at(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
+            [residuals(rows, columns, p, q, request.asked.marginals)],
+            apart,
+        )
+        read = iter(fetched(*(tensor for part in asked for tensor in part)))
+        moments, looked, (missed,), apart = ([next(read) for _ in part] for part in asked)
+        return cls(
+            request.product or product_plan_of(request.model, moments, unit_of(spaces)),
+            distance_correlation(*looked) if looked else math.nan,
+            max(missed.tolist(), default=0.0),
+            request.describe_precision_loss(spaces, few, apart),
+        )
 
 
 @undisturbed_methods
@@ -169,6 +208,7 @@ class GWResult(Readable):
         cls,
         solution: CertifiedSolution,
         request: Request,
+        told: Told,
         spaces: Pair,
         graphs: Graphs,
         prepared: float,
@@ -180,19 +220,13 @@ class GWResult(Readable):
         ----------
         solution : of the request's problem, for plans of mass one.
         request : what was asked for, with the strategy that ran.
+        told : what else is told of it.
         spaces, graphs : the providers, and how their neighbour graphs were made; ``prepared`` the seconds they took.
         differentiated : what gradients come from, with a gradient mode.
         """
         mass, model, values, asked = request.mass, request.model, solution.values, request.asked
-        rows, columns = (side * mass for side in solution.marginals)
-        p, q = (sent(side, rows.device) for side in request.masses)
-        sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
-        moments = () if request.product else product_moments(model, sides)
-        looked = looked_at(solution.coupling, sides, rows, p) if model.alpha > 0 else ()
-        missed, *read = fetched(residuals(rows, columns, p, q, asked.marginals), *moments, *looked)
-        product = request.product or product_plan_of(model, read[: len(moments)], unit_of(spaces))
         unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
-        sampled = solution.gradient == "sampled"
+        estimated = solution.gradient == "sampled"
         return cls(
             coupling=solution.coupling.times(mass),
             value=values.total * mass**2,
@@ -202,7 +236,7 @@ class GWResult(Readable):
             violation=values.violation * mass,
             value_exact=solution.value_exact,
             value_error=model.alpha * solution.value_error * mass**2,
-            marginal_error=max(missed.tolist(), default=0.0),
+            marginal_error=told.marginal_error,
             marginal_residual=solution.marginal_residual,
             strategy=request.strategy,
             ladder=solution.ladder,
@@ -212,7 +246,7 @@ class GWResult(Readable):
             certificate=solution.certificate.times(mass**2).counted(solution.basins),
             basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
             gradient=solution.gradient,
-            gradient_passed_over=request.against_exact or passed_over(request) if sampled else "",
+            gradient_passed_over=request.against_exact or passed_over(request) if estimated else "",
             status=solution.status,
             n_iter=solution.n_iter,
             n_iter_sinkhorn=solution.n_iter_sinkhorn,
@@ -233,9 +267,9 @@ class GWResult(Readable):
             options=request.options,
             unit=unit if model.alpha == 1 else max(unit, 1.0),
             path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
-            gain=product.gain,
-            chance=product.chance * mass**2,
-            distance_correlation=distance_correlation(*read[len(moments) :]) if looked else math.nan,
+            gain=told.product.gain,
+            chance=told.product.chance * mass**2,
+            distance_correlation=told.correlation,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs) if alone else None,
             model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature

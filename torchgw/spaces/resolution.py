@@ -68,14 +68,32 @@ def explain_unresolved_points(
     masses : (N,) of each, positive, on the device that solves.
     numbers : (N,) of each, what its points are called; None where they are counted from 0.
     """
-    rows, looked_at = list[Tensor](), list[Tensor]()
+    rows, apart = sampled(spaces, masses)
+    return explain_sampled(names, spaces, masses, rows, fetched(*apart), numbers)
+
+
+def sampled(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Distances (m, N) from a few points of each space, with masses (N,), and the `differences` of all of them one
+    after another."""
+    rows, apart = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
         index = sent(evenly_spread(len(mass)), mass.device)
-        sampled, *apart = _sampled(bare(placed(space, mass.device)), mass, index)
-        rows.append(sampled)
-        looked_at += apart
-    read = fetched(*looked_at)
-    measured = (median_ratio(*pair).numpy() for pair in zip(read[::2], read[1::2], strict=True))
+        some, *between = _sampled(bare(placed(space, mass.device)), mass, index)
+        rows.append(some)
+        apart += between
+    return rows, apart
+
+
+def explain_sampled(
+    names: Sequence[str],
+    spaces: Sequence[DistanceProvider],
+    masses: Sequence[Tensor],
+    rows: Sequence[Tensor],
+    apart: Sequence[Tensor],
+    numbers: Sequence[Tensor | None] | None = None,
+) -> list[str]:
+    """`explain_unresolved_points` by what was `sampled`, the differences on the host."""
+    measured = (median_ratio(*pair).numpy() for pair in zip(apart[::2], apart[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
     return [_explain(*side) for side in sides]
