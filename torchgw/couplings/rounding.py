@@ -181,18 +181,22 @@ class RoundedTiles(NamedTuple):
         )
 
 
+@replayed()
 def swept(
     kernel: TileReader, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, p: Tensor, q: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Base-2 potentials f (N,), g (K,) after a half-step of each side of the plan on kept tiles, in two reads."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Base-2 potentials f (N,), g (K,) after a half-step of each side of the plan on kept tiles, in two reads; and the
+    most () that any of them and any of the others have risen together."""
     one_p, one_q, no_p, no_q = (
         p.new_ones(len(p), 1),
         q.new_ones(len(q), 1),
         p.new_empty(len(p), 0),
         q.new_empty(len(q), 0),
     )
-    f = f + _ratio(p, kernel.read(A, B, tiles, f, g, one_q, no_p, False).TV[:, 0]).log2()
-    return f, g + _ratio(q, kernel.read(A, B, tiles, f, g, no_q, one_p, False).TtW[:, 0]).log2()
+    new_f = f + _ratio(p, kernel.read(A, B, tiles, f, g, one_q, no_p, False).TV[:, 0]).log2()
+    new_g = g + _ratio(q, kernel.read(A, B, tiles, new_f, g, no_q, one_p, False).TtW[:, 0]).log2()
+    one, other = ((new - old).nan_to_num(nan=0.0).max() for new, old in ((new_f, f), (new_g, g)))
+    return new_f, new_g, one + other
 
 
 def round_tiles(

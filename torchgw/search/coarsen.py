@@ -20,6 +20,7 @@ from torchgw.objective.exact import cost_of_core, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import Ranks, ranks_of
+from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
@@ -63,8 +64,7 @@ class ControlledSpace:
     def coarsened(self, cells: Cells, matrix: bool) -> CellSpace:
         """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
-        means = cells.means(F, self.mass, self.ranks)
-        centres = cells.nearest(F, means, self.ranks)
+        means, centres = _middles(cells, F, self.mass, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
@@ -72,6 +72,13 @@ class ControlledSpace:
             D = torch.cat([self.space.rows(part)[:, centres] for part in parts(centres, len(F), 2**26)])
             space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
         return CellSpace(cells, space, centres, means)
+
+
+@replayed()
+def _middles(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The mean (n, r) of the factors of each cell, and the point (n,) nearest to it."""
+    means = cells.means(F, mass, ranks)
+    return means, cells.nearest(F, means, ranks)
 
 
 @storable

@@ -29,6 +29,8 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.replayed import replayed
+from torchgw.runtime.transfer import fetched
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedInner
@@ -170,17 +172,33 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
         (len(state.f), len(state.g)),
     )
     rows, columns = (_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
-    A, B = (ranks.moved(side, order, UNIT) for side, order in ((score.A, rows), (score.B, columns)))
-    f, g, p, q = state.f[rows], state.g[columns], problem.p[rows], problem.q[columns]
-    if n * k <= EVERY_PAIR:
-        A, B = A.double(), B.double()
+    numbers = state.f, state.g, *problem.model.masses
+    (A, B), (f, g, p, q), reached = _in_order((score.A, score.B), numbers, (rows, columns), n * k <= EVERY_PAIR, ranks)
     tiles, omitted = kept_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
+    told = [reached.double()]
     if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
-        as_lifted = f, g
-        f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
-        raised = sum((new - old).nan_to_num(nan=0.0).max() for new, old in zip((f, g), as_lifted, strict=True))
-        omitted *= 2.0 ** max(float(raised), 0.0)  # tiles that are left out would have gained as much, at most
-    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, ranks))
+        f, g, raised = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
+        told.append(raised)
+    largest, *more = fetched(torch.stack(told))[0].tolist()
+    for raised in more:
+        omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
+    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, largest))
+
+
+@replayed()
+def _in_order(
+    factors: tuple[Tensor, Tensor],
+    numbers: tuple[Tensor, Tensor, Tensor, Tensor],
+    orders: tuple[Tensor, Tensor],
+    wide: bool,
+    ranks: Ranks,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Factors, in float64 where ``wide``, potentials and masses in the order of the tiles, and how far scores `reach`."""
+    moved = [ranks.moved(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
+    if wide:
+        moved = [side.double() for side in moved]
+    sorted_numbers = [each[order] for each, order in zip(numbers, orders * 2, strict=True)]
+    return moved, sorted_numbers, reach(*factors, ranks)
 
 
 class _Read(NamedTuple):
@@ -296,11 +314,10 @@ def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
     return float(ranks.sum(total)) / n
 
 
-def _precision_warning(score: FactoredScore, options: GWOptions, ranks: Ranks) -> str | None:
-    """Why float32 could not carry the score, or None."""
-    A, B = score.A, score.B
-    narrow = options.mixed_precision and A.dtype == torch.float32
-    found = unsafe(float(reach(A, B, ranks)), A.shape[1]) if narrow else None
+def _precision_warning(score: FactoredScore, options: GWOptions, largest: float) -> str | None:
+    """Why float32 could not carry the score, of which no entry is larger than that, or None."""
+    narrow = options.mixed_precision and score.A.dtype == torch.float32
+    found = unsafe(largest, score.A.shape[1]) if narrow else None
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
