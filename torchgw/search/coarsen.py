@@ -24,7 +24,7 @@ from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
-from torchgw.types import DistanceProvider
+from torchgw.types import Coupling, DistanceProvider
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,14 @@ class _OnCentres:
         return add_by_label(found, self.x.centres, self.plan @ V[self.y.centres])
 
 
-def cost_of_product(product: Tensor, x: ControlledSpace, y: ControlledSpace) -> FactoredCost:
-    """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
-    (F, s, a), (G, t, b) = x.control, y.control
-    return cost_of_core((F, s), (G, t), product, a, b)
+@replayed()
+def cost_of_cells(
+    coupling: Coupling, mass: Tensor, means: tuple[Tensor, Tensor], controls: tuple[Control, Control]
+) -> FactoredCost:
+    """The exact linearised cost on all points of a plan between cells, per unit of its mass (), for spaces whose own
+    factors, of which cells have these means, are the controls."""
+    (x, y), ((F, s, a), (G, t, b)) = means, controls
+    return cost_of_core((F, s), (G, t), x.T @ coupling.apply(y, 1) / mass.to(x.dtype), a, b)
 
 
 def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
