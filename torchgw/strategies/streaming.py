@@ -31,7 +31,6 @@ from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
-from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, with_tolerance
@@ -193,7 +192,7 @@ def _in_order(
     wide: bool,
     ranks: Ranks,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Factors, in float64 where ``wide``, potentials and masses in the order of the tiles, and how far scores `reach`."""
+    """Factors, potentials and masses in the order of the tiles, factors in float64 where ``wide``, and the `reach`."""
     moved = [ranks.moved(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
     if wide:
         moved = [side.double() for side in moved]
@@ -224,30 +223,45 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
     parts = [cost.U / size for cost, size in costs], [cost.V for cost, _ in costs]
     sides = (problem.x, parts[0], rows), (problem.y, parts[1], columns)
     (left, mean_x), (right, mean_y) = (
-        _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order)
+        _ordered(side.mass, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order, ranks)
         for side, parts, order in sides
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
     ends = kept.A, kept.B, kept.tiles, kept.f, kept.g
     found = round_tiles(kernel, *ends, p, q, model.marginals, left, right, find=True)
-    # Products of the correction, and of the whole plan's marginals, with all factors.
-    (of_x, of_rows), (of_y, of_columns) = (
-        inner_product(side, ranks.own(torch.stack(numbers, 1), UNIT), ranks=ranks).unbind(1)
-        for side, numbers in ((left, (found.x, found.rows)), (right, (found.y, found.columns)))
-    )
-    core = found.core + torch.outer(of_x, of_y)
-    marginals = torch.empty_like(p), torch.empty_like(q)
-    marginals[0][rows], marginals[1][columns] = found.rows, found.columns
-    i, j, values, mass = len(mean_x), len(mean_y), [], marginals[0].sum()
-    product = None
-    if problem.factored:
-        product = _inner_products(core[:i, :j], (mean_x, mean_y), (of_rows[:i], of_columns[:j]), mass)
+    x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
+    core, inner, marginals = _products(found.core, x, y, ranks)
+    i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.factored else None
     for cost, size in costs:
         rank = cost.U.shape[1]
         cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
         values.append(float(cost.expectation(cross, *marginals)))
     linear = values.pop(0) if model.cost is not None else 0.0
     return found, _Read(product, linear, values[0] if values else 0.0, marginals)
+
+
+Ordered = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@replayed()
+def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """F'^T T G' (l, r) of the plan with its correction, from that without, F^T T G of the leading factors with the
+    means that were taken off them, and the plan's marginals in the order of the points.
+
+    x, y : factors in the order of the tiles, means of the leading ones, the correction's factor, the plan's marginal,
+        and the order.
+    """
+    # Products of the correction, and of the whole plan's marginals, with all factors.
+    (of_x, of_rows), (of_y, of_columns) = (
+        inner_product(side, ranks.own(torch.stack(numbers, 1), UNIT), ranks=ranks).unbind(1)
+        for side, _, *numbers, _ in (x, y)
+    )
+    core = core + torch.outer(of_x, of_y)
+    rows, columns = (sums.index_copy(0, order, sums) for *_, sums, order in (x, y))
+    means = x[1], y[1]
+    i, j = map(len, means)
+    inner = _inner_products(core[:i, :j], means, (of_rows[:i], of_columns[:j]), rows.sum())
+    return core, inner, (rows, columns)
 
 
 def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
@@ -321,10 +335,10 @@ def _precision_warning(score: FactoredScore, options: GWOptions, largest: float)
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-def _ordered(side: ControlledSpace, factors: list[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
+@replayed()
+def _ordered(mass: Tensor, factors: list[Tensor], order: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
     and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
-    ranks, mass = side.ranks, side.mass
     mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()
     first = ranks.moved(factors[0], order, UNIT).sub_(mean.to(factors[0].dtype))
     more = [ranks.moved(part, order, UNIT).to(first.dtype) for part in factors[1:]]
