@@ -46,7 +46,7 @@ logger = logging.getLogger("torchgw")
 SWITCH = "TORCHGW_CUDA_GRAPHS"  # the environment variable that turns graphs off where it is 0
 ALLOCATORS = ("native", "cudaMallocAsync")  # those of torch, which keep memory for graphs
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-COPIED = 2**23  # bytes of an argument at most that is copied to where a graph reads
+COPIED = 2**25  # bytes of an argument at most that is copied to where a graph reads
 MOST, SHARE = (
     512,
     1 / 16,
