@@ -22,7 +22,7 @@ from torchgw.kernels.shared import TileReader
 from torchgw.kernels.tiles import Tiles
 from torchgw.marginals import Balanced, Marginals
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import fetched, sent
 from torchgw.types import Coupling
 
 
@@ -181,18 +181,22 @@ class RoundedTiles(NamedTuple):
         )
 
 
+@replayed()
 def swept(
     kernel: TileReader, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, p: Tensor, q: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Base-2 potentials f (N,), g (K,) after a half-step of each side of the plan on kept tiles, in two reads."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Base-2 potentials f (N,), g (K,) after a half-step of each side of the plan on kept tiles, in two reads; and the
+    most () that any of them and any of the others have risen together."""
     one_p, one_q, no_p, no_q = (
         p.new_ones(len(p), 1),
         q.new_ones(len(q), 1),
         p.new_empty(len(p), 0),
         q.new_empty(len(q), 0),
     )
-    f = f + _ratio(p, kernel.read(A, B, tiles, f, g, one_q, no_p, False).TV[:, 0]).log2()
-    return f, g + _ratio(q, kernel.read(A, B, tiles, f, g, no_q, one_p, False).TtW[:, 0]).log2()
+    new_f = f + _ratio(p, kernel.read(A, B, tiles, f, g, one_q, no_p, False).TV[:, 0]).log2()
+    new_g = g + _ratio(q, kernel.read(A, B, tiles, new_f, g, no_q, one_p, False).TtW[:, 0]).log2()
+    one, other = ((new - old).nan_to_num(nan=0.0).max() for new, old in ((new_f, f), (new_g, g)))
+    return new_f, new_g, one + other
 
 
 def round_tiles(
@@ -215,30 +219,75 @@ def round_tiles(
     largest entries if ``find``. Rows and columns are scaled down by the sums of the same plan, so that one read gives
     both: what is added may be a little more than with columns scaled after the rows, at most the sum of both residuals.
     """
+    bounded = min(marginals.weights) == math.inf
+    scaled, argmax, told = _scaled(kernel, A, B, tiles, f, g, p, q, marginals, bounded, left, right, find)
+    missed, beyond = (part.tolist() for part in fetched(*told))
+    residual = max(missed, default=0.0)
+    if bounded:
+        # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
+        most = max(1.0, *beyond)
+        residual = max(residual, 1 - 1 / most)
+        given_up = sent(torch.tensor([most, math.log2(most)], dtype=torch.float64), p.device)
+        f, g, rows, columns, core, largest, x, y = _completed(scaled, given_up, p, q, marginals)
+    else:
+        (f, g, rows, columns, core, largest), x, y = scaled, torch.zeros_like(p), torch.zeros_like(q)
+    return RoundedTiles(f, g, x, y, tiles, rows, columns, core, largest, argmax, residual)
+
+
+class _Scaled(NamedTuple):
+    """A plan whose rows and columns are scaled, see `RoundedTiles`."""
+
+    f: Tensor
+    g: Tensor
+    rows: Tensor
+    columns: Tensor
+    core: Tensor
+    largest: Tensor
+
+
+@replayed()
+def _scaled(
+    kernel: TileReader,
+    A: Tensor,
+    B: Tensor,
+    tiles: Tiles,
+    f: Tensor,
+    g: Tensor,
+    p: Tensor,
+    q: Tensor,
+    marginals: Marginals,
+    bounded: bool,
+    left: Tensor | None,
+    right: Tensor | None,
+    find: bool,
+) -> tuple[_Scaled, Tensor, tuple[Tensor, Tensor]]:
+    """The scaled plan, the column of the largest entry of each row, the L1 errors (m,) before, and how many times the
+    mass that they should have points, and the plan where it has a total, have then (l,)."""
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
     rows, columns = before.TV[:, 0], before.TtW[:, 0]
-    residual = marginal_error(rows, columns, p, q, marginals)
-    bounded = min(marginals.weights) == math.inf
+    missed = _missed(rows, columns, p, q, marginals)
     for_rows, for_columns = (
         _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights
     )
     f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
     left, right = (one[:, :0] if side is None else side for one, side in ((one_p, left), (one_q, right)))
     after, core = kernel.contracted(A, B, tiles, f, g, left, right, find)
-    rows, columns, largest = after.TV[:, 0], after.TtW[:, 0], after.largest
-    x, y = torch.zeros_like(p), torch.zeros_like(q)
-    if bounded:
-        # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
-        beyond = [_excess(rows, p), _excess(columns, q)]
-        beyond += [] if marginals.total is None else [rows.sum() / marginals.total]
-        most = max(1.0, *fetched(torch.stack(beyond))[0].tolist())
-        residual = max(residual, 1 - 1 / most)
-        rows, columns, core, largest = (part / most for part in (rows, columns, core, largest))
-        f = f - math.log2(most)
-        x, y = _spread((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
-        rows, columns = rows + x * y.sum(), columns + y * x.sum()
-    return RoundedTiles(f, g, x, y, tiles, rows, columns, core, largest, after.argmax, residual)
+    rows, columns = after.TV[:, 0], after.TtW[:, 0]
+    beyond = [_excess(rows, p), _excess(columns, q)] if bounded else []
+    beyond += [] if marginals.total is None else [rows.sum() / marginals.total]
+    exceeding = torch.stack(beyond) if beyond else missed[:0]
+    return _Scaled(f, g, rows, columns, core, after.largest), after.argmax, (missed, exceeding)
+
+
+@replayed()
+def _completed(scaled: _Scaled, given_up: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, ...]:
+    """The members of the scaled plan, divided by the first of two numbers, of which the second is the base-2 logarithm;
+    with the correction, and its factors x (N,), y (K,)."""
+    most, bits = given_up
+    rows, columns, core, largest = (part / most for part in scaled[2:])
+    x, y = _spread((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
+    return scaled.f - bits, scaled.g, rows + x * y.sum(), columns + y * x.sum(), core, largest, x, y
 
 
 def _excess(actual: Tensor, wanted: Tensor) -> Tensor:

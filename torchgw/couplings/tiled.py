@@ -63,22 +63,23 @@ class TiledCoupling(BlockCoupling):
     ) -> None:
         kept = torch.tensor(False) if tile_separable is None else tile_separable
         self._ordered = {"A": A, "B": B, "f": f, "g": g, "x": x, "y": y}
-        self._ordered |= {"row_order": row_order, "column_order": column_order, "tile_size": tile_size}
-        self._ordered |= {"tile_first": tile_first, "tile_column": tile_column, "tile_separable": kept}
+        self._ordered |= {"row_order": row_order, "column_order": column_order}
+        self._ordered |= {"tile_first": tile_first, "tile_column": tile_column}
         self.shape = (len(A), len(B))
         self._matching = matching
         self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, bool(kept))
         self._row_rank, self._column_rank = inverse_permutation(row_order), inverse_permutation(column_order)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self._ordered, "matching": self._matching, "_level": self._level}
+        return {**self.tensors(), "matching": self._matching, "_level": self._level}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         level = state.pop("_level")
         vars(self).update(vars(TiledCoupling(**state)) | {"_level": level})
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self._ordered)
+        size, separable = torch.tensor(self.tiles.size), torch.tensor(self.tiles.separable)
+        return {**self._ordered, "tile_size": size, "tile_separable": separable}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,14 +112,14 @@ class TiledCoupling(BlockCoupling):
     def times(self, mass: float) -> TiledCoupling:
         """The coupling with ``mass`` times the mass."""
         scaled = {"f": self._ordered["f"] + math.log2(mass), "x": self._ordered["x"] * mass}
-        found = TiledCoupling(**self._ordered | scaled, matching=self._matching)
+        found = TiledCoupling(**self.tensors() | scaled, matching=self._matching)
         found._level = self._level + round(math.log2(mass))
         return found
 
     def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> TiledCoupling:
         """Points without mass come last in the tile order. Those that fill up a tile stand at its centre, which the
         entries of tiles that are sums of products refer to."""
-        size, made = self.tiles.size, dict(self._ordered)
+        size, made = self.tiles.size, self.tensors()
         for names, index, count in (("Afx", rows, shape[0]), ("Bgy", columns, shape[1])):
             factor, order = made[names[0]], made["row_order" if names[0] == "A" else "column_order"]
             index, more = index.to(factor.device), count - len(factor)
@@ -225,7 +226,7 @@ class TiledCoupling(BlockCoupling):
         pairs = (("A", "B"), ("f", "g"), ("x", "y"), ("row_order", "column_order"))
         exchanged = {one: ordered[other] for pair in pairs for one, other in (pair, pair[::-1])}
         listed = {"tile_first": tiles.first, "tile_column": tiles.column}
-        found = TiledCoupling(**ordered | exchanged | listed)
+        found = TiledCoupling(**self.tensors() | exchanged | listed)
         found._level = self._level
         return found
 

@@ -12,19 +12,32 @@ from torchgw.kernels.sums import running
 MULTINOMIAL_LIMIT = 2**24
 
 
-def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw(weights: Tensor, count: int, generator: torch.Generator | Tensor) -> Tensor:
     """``count`` indices for each row of ``weights`` (..., n), drawn with replacement in proportion to them.
 
-    Rows without any positive mass (all zero, or NaN) are drawn from uniformly. Returns int64 (..., count).
+    Rows without any positive mass (all zero, or NaN) are drawn from uniformly. Returns int64 (..., count). Numbers of
+    `drawn_before` do for a generator.
     """
     weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0).clamp_min(0.0)
     largest = weights.amax(-1, keepdim=True)
     weights = torch.where(largest > 0, weights / largest, torch.ones_like(weights))
+    if isinstance(generator, Tensor):
+        return picked(weights, generator)
     one_row_there = weights.is_cuda and weights.numel() == weights.shape[-1] and count > 1  # scanned in any order
     if weights.shape[-1] <= MULTINOMIAL_LIMIT and not one_row_there:
         return torch.multinomial(weights, count, replacement=True, generator=generator)
-    uniform = torch.rand(*weights.shape[:-1], count, generator=generator, dtype=torch.float64, device=weights.device)
-    return picked(weights, uniform)
+    return picked(weights, _uniform(weights, count, generator))
+
+
+def drawn_before(weights: Tensor, count: int, generator: torch.Generator) -> torch.Generator | Tensor:
+    """What `draw` takes for a row of weights (n,) where a graph may be captured, as no graph draws by a generator:
+    uniform numbers (count,) on a GPU."""
+    return _uniform(weights, count, generator) if weights.is_cuda else generator
+
+
+def _uniform(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    shape = *weights.shape[:-1], count
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=weights.device)
 
 
 def picked(weights: Tensor, uniform: Tensor) -> Tensor:

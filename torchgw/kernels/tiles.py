@@ -28,6 +28,7 @@ from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import running
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 
 TILE, UNIT = 128, 2048  # points of the tiles that most is read in, and of the largest ones, which shares end with
@@ -58,17 +59,13 @@ class Tiles:
     @property
     def pairs(self) -> int:
         """How many pairs of points the kept tiles hold."""
-        return int((self._lengths(self.n)[self.rows] * self._lengths(self.k)[self.column]).sum())
+        return int(_pairs(self))
 
     @property
     def rows(self) -> Tensor:
         """The row tile of each kept tile, (kept tiles,)."""
         every = torch.arange(len(self.first) - 1, device=self.first.device)
         return torch.repeat_interleave(every, self.first.diff(), output_size=len(self.column))
-
-    def _lengths(self, points: int) -> Tensor:
-        starts = torch.arange(0, points, self.size, device=self.first.device)
-        return (points - starts).clamp_max(self.size)
 
     @cached_property
     def spans(self) -> list[list[slice]]:
@@ -116,6 +113,16 @@ class Tiles:
 
     def nothing_skipped(self) -> bool:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
+
+
+@replayed()
+def _pairs(tiles: Tiles) -> Tensor:
+    """How many pairs of points the kept tiles hold, ()."""
+    rows, columns = (
+        (points - torch.arange(0, points, tiles.size, device=tiles.first.device)).clamp_max(tiles.size)
+        for points in (tiles.n, tiles.k)
+    )
+    return (rows[tiles.rows] * columns[tiles.column]).sum()
 
 
 def inverse_permutation(order: Tensor) -> Tensor:
@@ -173,6 +180,19 @@ def choose_tiles(
     O(N K r / size) work, which ranks share, O(N K / size^2) memory.
     """
     n, k = len(f), len(g)
+    keep, first, told = _judged(A, B, f, g, p, q, size, share, ranks)
+    tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
+    omitted_mass, moved, *in_runs, widest_cross = fetched(told)[0].tolist()
+    return Chosen(tiles, omitted_mass, moved, max(in_runs), widest_cross)
+
+
+@replayed()
+def _judged(
+    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float, ranks: Ranks
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Which tiles to keep (row tiles, column tiles), where the list of each row tile begins (row tiles + 1,), and the
+    numbers (5,) of `Chosen`, that of runs for either side."""
+    n, k = len(f), len(g)
     own = _Side.of(A, f[ranks.share(n, UNIT)], size)
     found, widest = [], []
     for where, (theirs,) in ranks.passed((B,), k, UNIT):
@@ -201,10 +221,8 @@ def choose_tiles(
     keep = small.logical_not_()
     count = keep.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
-    tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
     told = torch.stack((omitted, displaced.sum(), *(each.double() for each in (*runs, cross.max()))))
-    omitted_mass, moved, *in_runs, widest_cross = fetched(told)[0].tolist()
-    return Chosen(tiles, omitted_mass, moved, max(in_runs), widest_cross)
+    return keep, first, told
 
 
 def _least(bound: Tensor, most: Tensor) -> Tensor:

@@ -175,6 +175,7 @@ def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: T
     return FactoredCost(a, b, U, V)
 
 
+@replayed()
 def factored_quadratic(
     product: Tensor, left: Factors, right: Factors, p: Tensor, q: Tensor, ranks: Ranks = ALONE
 ) -> Tensor:
@@ -275,12 +276,14 @@ def mean_of(f: Tensor, mass: Tensor, symmetric: bool) -> Tensor:
     return found if symmetric else (found + f.T @ mass) / 2
 
 
+@replayed()
 def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """(D o D) mass (N,) for D = F diag(signs) F^T, in the dtype of F, the ranks' shares; O(N r^2)."""
     signed = F * signs
     return ranks.joined(((signed @ inner_product(F, F, mass, ranks).to(F.dtype)) * signed).sum(1), len(mass))
 
 
+@replayed()
 def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """<mass, (D o D) mass> for D = F diag(signs) F^T, in the dtype of the masses; O(N r^2), memory of a block."""
     signs = signs.to(mass.dtype)

@@ -142,12 +142,7 @@ class Model:
 
     def on_cells(self, rows: Cells, columns: Cells) -> Model:
         """The coarsened model: masses summed, costs averaged within cells."""
-        p, q = (
-            sums * (mass.sum() / sums.sum())
-            for sums, mass in ((rows.sums(self.p), self.p), (columns.sums(self.q), self.q))
-        )
-        costs = (self.between(cost, rows, columns) for cost in (self.cost, self.penalty))
-        found = replace(self.on(p, q, *costs), ranks=ALONE)
+        found = replace(self.on(*_averaged(self, rows, columns)), ranks=ALONE)
         if self.points is None:
             return found
         one, other = (
@@ -283,6 +278,18 @@ class Model:
         most = LARGEST_COMPARED_RHO * self.epsilon if capped else math.inf
         single, double = divergences(self.marginals, rows, columns, self.p.to(rows), self.q.to(columns), most)
         return self.alpha * double + self.beta * single
+
+
+@replayed()
+def _averaged(
+    model: Model, rows: Cells, columns: Cells
+) -> tuple[Tensor, Tensor, FactoredCost | None, FactoredCost | None]:
+    """Masses, cost and penalty between cells."""
+    p, q = (
+        sums * (mass.sum() / sums.sum())
+        for sums, mass in ((rows.sums(model.p), model.p), (columns.sums(model.q), model.q))
+    )
+    return p, q, model.between(model.cost, rows, columns), model.between(model.penalty, rows, columns)
 
 
 def timeless(model: Model) -> Model:

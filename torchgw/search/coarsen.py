@@ -20,10 +20,11 @@ from torchgw.objective.exact import cost_of_core, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import Ranks, ranks_of
+from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
-from torchgw.types import DistanceProvider
+from torchgw.types import Coupling, DistanceProvider
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,7 @@ class ControlledSpace:
     def coarsened(self, cells: Cells, matrix: bool) -> CellSpace:
         """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
-        means = cells.means(F, self.mass, self.ranks)
-        centres = cells.nearest(F, means, self.ranks)
+        means, centres = _middles(cells, F, self.mass, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
@@ -72,6 +72,13 @@ class ControlledSpace:
             D = torch.cat([self.space.rows(part)[:, centres] for part in parts(centres, len(F), 2**26)])
             space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
         return CellSpace(cells, space, centres, means)
+
+
+@replayed()
+def _middles(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """The mean (n, r) of the factors of each cell, and the point (n,) nearest to it."""
+    means = cells.means(F, mass, ranks)
+    return means, cells.nearest(F, means, ranks)
 
 
 @storable
@@ -109,10 +116,14 @@ class _OnCentres:
         return add_by_label(found, self.x.centres, self.plan @ V[self.y.centres])
 
 
-def cost_of_product(product: Tensor, x: ControlledSpace, y: ControlledSpace) -> FactoredCost:
-    """The exact linearised cost on all points of a plan T with ``product`` = F^T T G (r, r'), for factored spaces."""
-    (F, s, a), (G, t, b) = x.control, y.control
-    return cost_of_core((F, s), (G, t), product, a, b)
+@replayed()
+def cost_of_cells(
+    coupling: Coupling, mass: Tensor, means: tuple[Tensor, Tensor], controls: tuple[Control, Control]
+) -> FactoredCost:
+    """The exact linearised cost on all points of a plan between cells, per unit of its mass (), for spaces whose own
+    factors, of which cells have these means, are the controls."""
+    (x, y), ((F, s, a), (G, t, b)) = means, controls
+    return cost_of_core((F, s), (G, t), x.T @ coupling.apply(y, 1) / mass.to(x.dtype), a, b)
 
 
 def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:

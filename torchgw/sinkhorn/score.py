@@ -24,6 +24,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.sums import running
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.sinkhorn.costs import FactoredCost
 
@@ -60,27 +61,35 @@ def factored_score(
     In the dtype of the cost, whose factors are the ranks' shares, or float64 when ``wide``. O((N + K) r^2) work.
     """
     unit = 2 * LOG2E / epsilon
-    # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in the cost's precision.
-    p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
-    (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
-    u0, v0 = ranks.sum(_mean(cost.U, own_p)), ranks.sum(_mean(cost.V, own_q))
-    row = unit * ranks.joined(_times(cost.U, v0[:, None])[:, 0], n)
-    column = unit * (ranks.joined(_times(cost.V, u0[:, None])[:, 0], k) - u0 @ v0)
+    (u0, v0), (row, column), grams = _moments(cost.U, cost.V, p, q, unit, ranks)
     # The few numbers of a rank come to the host: factorisations of so small matrices take a GPU longer.
-    grams = ranks.sum(_gram(cost.U, u0, own_p)), ranks.sum(_gram(cost.V, v0, own_q))
     (near, far), device = fetched(*grams), u0.device
     (L, L_inverse), (M, M_inverse) = _roots(near), _roots(far)
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
     to_A, to_B = (sent(side * sigma.sqrt(), device) for side in (L_inverse @ P, M_inverse @ Q.T))
     if len(sigma) == 0:  # all points of a space see the same distances
         to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
-    (rest,) = fetched(ranks.most(_rest(cost.U, u0, to_A)) * ranks.most(_rest(cost.V, v0, to_B)))
+    ends = (cost.U, u0, to_A), (cost.V, v0, to_B)
+    (rest,) = fetched(_rest(ends, ranks))
     rank = max(int((rest > tolerance).sum()), 1)
     error = float(rest[rank]) if rank < len(rest) else 0.0
-    to_A, to_B = to_A[:, :rank], to_B[:, :rank]
-    A, B = _times(cost.U, to_A) - u0 @ to_A, _times(cost.V, to_B) - v0 @ to_B
-    dtype = torch.float64 if wide else cost.U.dtype
-    return FactoredScore(A.to(dtype), B.to(dtype), row, column, epsilon, error)
+    A, B = _leading(ends, rank, torch.float64 if wide else cost.U.dtype)
+    return FactoredScore(A, B, row, column, epsilon, error)
+
+
+@replayed()
+def _moments(
+    U: Tensor, V: Tensor, p: Tensor, q: Tensor, unit: float, ranks: Ranks
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Means (r,) of both factors, the terms (N,) and (K,) that taking these off takes off ``unit`` U V^T, and the Gram
+    matrices (r, r) that are left."""
+    # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in the cost's precision.
+    p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
+    (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
+    u0, v0 = ranks.sum(_mean(U, own_p)), ranks.sum(_mean(V, own_q))
+    row = unit * ranks.joined(_times(U, v0[:, None])[:, 0], n)
+    column = unit * (ranks.joined(_times(V, u0[:, None])[:, 0], k) - u0 @ v0)
+    return (u0, v0), (row, column), (ranks.sum(_gram(U, u0, own_p)), ranks.sum(_gram(V, v0, own_q)))
 
 
 def _blocks(U: Tensor) -> list[Tensor]:
@@ -112,7 +121,25 @@ def _roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[:, keep] * root, vectors[:, keep] / root
 
 
-def _rest(U: Tensor, centre: Tensor, to_A: Tensor) -> Tensor:
+Ends = tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+@replayed()
+def _leading(ends: Ends, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A (N, rank) and B (K, rank) from factors, their means, and what takes these to all columns."""
+    (U, u0, to_A), (V, v0, to_B) = ends
+    to_A, to_B = to_A[:, :rank], to_B[:, :rank]
+    return (_times(U, to_A) - u0 @ to_A).to(dtype), (_times(V, to_B) - v0 @ to_B).to(dtype)
+
+
+@replayed()
+def _rest(ends: Ends, ranks: Ranks) -> Tensor:
+    """For each rank a bound on the entries of A B^T by the columns from there on, (r,)."""
+    one, other = (ranks.most(_norms(*side)) for side in ends)
+    return one * other
+
+
+def _norms(U: Tensor, centre: Tensor, to_A: Tensor) -> Tensor:
     """For each rank the largest norm of a row's columns from there on, (r,)."""
     squares = ((block.double() @ to_A - centre @ to_A).square() for block in _blocks(U))
     norms = [running(each.flip(1), 1).flip(1).amax(0) for each in squares]

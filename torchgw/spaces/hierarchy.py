@@ -22,6 +22,7 @@ from torchgw.kernels.sums import add_by_label, narrowed
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import sent
 
 BLOCK_POINTS = 2**16
@@ -52,11 +53,7 @@ class Hierarchy:
     def cells(self, level: int) -> Cells:
         """The cells of one level."""
         ends = self.levels[level]
-        number = torch.arange(len(ends) - 1, device=ends.device)
-        label = torch.repeat_interleave(number, ends.diff(), output_size=len(self.order))
-        by_point = torch.empty_like(label)
-        by_point[self.order] = label
-        return Cells(by_point, len(ends) - 1)
+        return Cells(_labels(self.order, ends), len(ends) - 1)
 
 
 @storable
@@ -82,6 +79,7 @@ class Cells:
         """Sums over the cells, (count, ...) from (N, ...)."""
         return add_by_label(values.new_zeros((self.count, *values.shape[1:])), self.label, values)
 
+    @replayed()
     def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
         """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,) > 0, summed in the wider
         of both precisions."""
@@ -128,15 +126,39 @@ def bisect(
     O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell. On a GPU a
     level is two launches: one that finds keys, and one that sorts them.
     """
-    n, device = len(features) if n is None else n, features.device
-    order = torch.arange(n, device=device)
+    n = len(features) if n is None else n
     levels = _levels(n, n_cells, unit)  # where cells end depends on their numbers alone, so the host knows
-    held = torch.split(sent(torch.cat(levels), device), [len(ends) for ends in levels])
-    workload = Workload(device, features.dtype, (n, n_cells), features.shape[1])
+    held = torch.split(sent(torch.cat(levels), features.device), [len(ends) for ends in levels])
+    largest = tuple(int(ends.diff().max()) for ends in levels[:-1])
+    workload = Workload(features.device, features.dtype, (n, n_cells), features.shape[1])
+    return Hierarchy(_halved(features, held[:-1], largest, backend, workload, ranks), held)
+
+
+@replayed()
+def _halved(
+    features: Tensor,
+    levels: tuple[Tensor, ...],
+    largest: tuple[int, ...],
+    backend: str,
+    workload: Workload,
+    ranks: Ranks,
+) -> Tensor:
+    """The order (N,) in which the cells of all levels, which have so many points at the most, are halved."""
     keys = principal_directions.choose(backend, workload).function
-    for ends, here in zip(held[:-1], levels, strict=False):
-        order = torch.argsort(keys(features, order, ends, int(here.diff().max()), ranks), stable=True)
-    return Hierarchy(order, held)
+    order = torch.arange(workload.shape[0], device=features.device)
+    for ends, size in zip(levels, largest, strict=True):
+        order = torch.argsort(keys(features, order, ends, size, ranks), stable=True)
+    return order
+
+
+@replayed()
+def _labels(order: Tensor, ends: Tensor) -> Tensor:
+    """The cell (N,) of each point, of cells that begin and end at these positions of the order."""
+    number = torch.arange(len(ends) - 1, device=ends.device)
+    label = torch.repeat_interleave(number, ends.diff(), output_size=len(order))
+    by_point = torch.empty_like(label)
+    by_point[order] = label
+    return by_point
 
 
 def _levels(n: int, n_cells: int, unit: int) -> list[Tensor]:

@@ -20,7 +20,7 @@ from torchgw.objective.linearise import gradient_of, moments_of, weights_of
 from torchgw.objective.sampled import Control
 from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import listed
-from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_product, sampled_cost_of_cells, under
+from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_cells, sampled_cost_of_cells, under
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
@@ -155,7 +155,7 @@ def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y
     if not model.fixed:
         sides = under(problem.x, x.cells, rows / mass), under(problem.y, y.cells, columns / mass)
     if problem.factored:
-        cost = cost_of_product(x.means.T @ coupling.apply(y.means, 1) / mass.to(x.means.dtype), *sides)
+        cost = cost_of_cells(coupling, mass, (x.means, y.means), (sides[0].control, sides[1].control))
     else:
         assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
         cost = sampled_cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)

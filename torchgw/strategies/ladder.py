@@ -20,6 +20,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +29,16 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.blocks import parts
-from torchgw.kernels.sampling import draw
-from torchgw.kernels.shared import merged_ranks
+from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.sampling import draw, drawn_before
+from torchgw.kernels.shared import StreamedKernel, merged_ranks
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.ranks import Ranks
+from torchgw.runtime.replayed import replayed
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.search.coarsen import CellSpace
@@ -46,6 +50,7 @@ from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
 from torchgw.solvers.iterate import State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
+from torchgw.spaces.hierarchy import Cells
 from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, cells_of, cost_on_points
 
 logger = logging.getLogger("torchgw")
@@ -57,6 +62,37 @@ SURE = 2.0  # standard errors of the residual that the tolerance must leave room
 SAMPLED_POINTS = 1000
 FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
+
+
+class Ends(NamedTuple):
+    """A score on all points, without what differs from problem to problem of their numbers.
+
+    A, B : factors (N, r), (K, r), the ranks' shares.
+    terms : row (N,) and column (K,) terms of the cost.
+    shifts : row (N,) and column (K,) terms that centring took off the score.
+    epsilon : that it is for.
+    """
+
+    A: Tensor
+    B: Tensor
+    terms: tuple[Tensor, Tensor]
+    shifts: tuple[Tensor, Tensor]
+    epsilon: float
+
+    @classmethod
+    def of(cls, cost: FactoredCost, score: FactoredScore) -> Ends:
+        return cls(score.A, score.B, (cost.a, cost.b), (score.row, score.column), score.epsilon)
+
+    @property
+    def offsets(self) -> tuple[Tensor, Tensor]:
+        """Row (N,) and column (K,) terms of the cost, in the gauge of the score."""
+        (a, b), (row, column) = self.terms, self.shifts
+        a, b = FactoredCost(a, b, a, b).offsets(self.epsilon)
+        return a - row, b - column
+
+    def sides(self, model: Model) -> tuple[Side, Side]:
+        """Sides of all points, in the gauge of the score."""
+        return model.sides_of(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
 
 
 @storable
@@ -81,10 +117,9 @@ class SolvedRung:
     g: Tensor
     n_iter: int
 
-    def sides(self, model: Model) -> tuple[Side, Side]:
-        """Sides of all points, in the gauge of the score."""
-        (a, b), score = self.cost.offsets(self.score.epsilon), self.score
-        return model.sides_of(model.p.log2(), model.q.log2(), score.epsilon, a - score.row, b - score.column)
+    @property
+    def ends(self) -> Ends:
+        return Ends.of(self.cost, self.score)
 
 
 @storable
@@ -140,8 +175,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
 
     def lift(solved: SolvedRung, done: Solution | None, last: Climb | None, began: float) -> Climb:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
-        f, g = lifted(problem, solved)
-        residual, error = marginal_residual(problem, solved, f, g)
+        f, g, residual, error = lifted(problem, solved)
         whole = _complete(problem, solved.x, solved.y)
         if not problem.model.fixed and not whole:
             residual = max(residual, math.inf if last is None else _changed(problem, last, solved.score, f, g))
@@ -204,29 +238,65 @@ def climbed(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[
     )
 
 
-def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor]:
-    """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells."""
-    if _complete(problem, step.x, step.y):
-        return step.f[step.x.cells.label].double(), step.g[step.y.cells.label].double()
-    score, kernel, ranks = step.score, problem.kernels.alone, problem.ranks
-    row, column = step.sides(problem.model)
-    f = ranks.joined(kernel.on(score.A, step.linear.B).softmin(step.g, 1), len(problem.p))
-    g = ranks.joined(kernel.on(step.linear.A, score.B).softmin(step.f, 0), len(problem.q))
-    return row.potential(f.double()), column.potential(g.double())
+def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, float, float]:
+    """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells; and the
+    larger L1 marginal error of the plan at full size and its standard error.
 
-
-def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: Tensor) -> tuple[float, float]:
-    """The larger L1 marginal error of the plan at full size and its standard error, from sampled rows and columns.
-
-    Of a relaxed marginal, the change that another half-step would make. Every point where there are few. O((N + K) r)
-    for each of the 1000 points of either side.
+    Of a relaxed marginal, the change that another half-step would make.
     """
-    A, B, kernel, ranks = step.score.A, step.score.B, problem.kernels.alone, problem.ranks
-    found = []
-    for axis, side, own, other in zip((1, 0), step.sides(problem.model), (f, g), (g, f), strict=True):
+    model, labels = problem.model, None
+    if _complete(problem, step.x, step.y):
+        labels = step.x.cells.label, step.y.cells.label
+    draws = [
+        None if len(mass) <= SAMPLED_POINTS else drawn_before(mass, SAMPLED_POINTS, problem.generator)
+        for mass in model.masses
+    ]
+    cells = step.linear.A, step.linear.B, step.f, step.g
+    f, g, errors = _lifted(problem.kernels.alone, model, step.ends, cells, labels, draws, problem.ranks)
+    one, its_error, other, other_error = fetched(errors)[0].tolist()
+    return f, g, *max((one, its_error), (other, other_error))
+
+
+@replayed()
+def _lifted(
+    kernel: Kernel,
+    model: Model,
+    ends: Ends,
+    cells: tuple[Tensor, Tensor, Tensor, Tensor],
+    labels: tuple[Tensor, Tensor] | None,
+    draws: list[Tensor | torch.Generator | None],
+    ranks: Ranks,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Potentials of all points from factors and potentials of the cells, which may be the points with these labels, and
+    for either side the L1 error and its standard error (4,)."""
+    sides, (A, B, f, g) = ends.sides(model), cells
+    if labels is None:
+        row, column = sides
+        at_rows = ranks.joined(kernel.on(ends.A, B).softmin(g, 1), len(model.p))
+        at_columns = ranks.joined(kernel.on(A, ends.B).softmin(f, 0), len(model.q))
+        f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
+    else:
+        f, g = f[labels[0]].double(), g[labels[1]].double()
+    return f, g, _marginal_errors(kernel, (ends.A, ends.B), sides, (f, g), draws, ranks)
+
+
+def _marginal_errors(
+    kernel: Kernel,
+    factors: tuple[Tensor, Tensor],
+    sides: tuple[Side, Side],
+    potentials: tuple[Tensor, Tensor],
+    draws: list[Tensor | torch.Generator | None],
+    ranks: Ranks,
+) -> Tensor:
+    """The L1 error and its standard error of both marginals (4,), from sampled rows and columns.
+
+    Every point where there are few. O((N + K) r) for each of the 1000 points of either side.
+    """
+    (A, B), found = factors, []
+    for axis, side, own, other, drawn in zip((1, 0), sides, potentials, potentials[::-1], draws, strict=True):
         mass = side.log_mass.exp2()
-        total, every = mass.sum(), len(mass) <= SAMPLED_POINTS
-        index = torch.arange(len(mass), device=mass.device) if every else draw(mass, SAMPLED_POINTS, problem.generator)
+        total, every = mass.sum(), drawn is None
+        index = torch.arange(len(mass), device=mass.device) if drawn is None else draw(mass, SAMPLED_POINTS, drawn)
         some = ranks.taken(A if axis == 1 else B, len(mass), index)
         bound = kernel.on(some, B) if axis == 1 else kernel.on(A, some)
         softmin = merged_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
@@ -235,8 +305,7 @@ def marginal_residual(problem: StreamedProblem, step: SolvedRung, f: Tensor, g: 
         wanted = side.at(index).reached(sums - own[index], weight)
         off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
         found += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
-    one, its_error, other, other_error = fetched(torch.stack(found))[0].tolist()
-    return max((one, its_error), (other, other_error))
+    return torch.stack(found)
 
 
 def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
@@ -266,7 +335,7 @@ def _next(
     x = cells_of(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
     y = cells_of(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
     model = problem.model.on_cells(x.cells, y.cells)
-    last, kernel = _linear(problem, step.cost, old, x, y), problem.kernels.streamed
+    last, kernel = _linear(problem.model, step.ends, x.cells, y.cells, problem.ranks), problem.kernels.streamed
     f = last.row.potential(kernel.on(last.A, step.linear.B).softmin(step.g, 1))
     g = last.column.potential(kernel.on(step.linear.A, last.B).softmin(step.f, 0))
     f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
@@ -303,10 +372,8 @@ def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellS
     tight = tolerance(problem) < FLOAT32_RESIDUAL
     error = SCORE_SHARE * problem.options.ladder.marginal_tol
     score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
-    linear = _linear(problem, cost, score, x, y)
-    A, B = linear.A, linear.B
-    g = g.to(A.dtype) + y.cells.means(score.column[:, None], problem.q)[:, 0].to(A.dtype)
-    f = linear.row.potential(problem.kernels.streamed.on(A, B).softmin(g, 1))
+    arguments = problem.model, Ends.of(cost, score), x.cells, y.cells, problem.ranks
+    linear, f, g = _begun(problem.kernels.streamed, g, *arguments)
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
     left = 0.0 if _stored(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
@@ -318,16 +385,26 @@ def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellS
     return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
-def _linear(problem: StreamedProblem, cost: FactoredCost, score: FactoredScore, x: CellSpace, y: CellSpace) -> Linear:
-    """The linear problem between cells, for the score of this cost on all points."""
-    model, dtype = problem.model.on_cells(x.cells, y.cells), score.A.dtype
-    a, b = cost.offsets(score.epsilon)
-    ends = ((x.cells, a - score.row, problem.p), (y.cells, b - score.column, problem.q))
-    offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in ends]
-    log_p, log_q = (mass.log2().to(dtype) for mass in model.masses)
-    row, column = model.sides_of(log_p, log_q, score.epsilon, *offsets)
-    A, B = x.cells.means(score.A, problem.p, problem.ranks), y.cells.means(score.B, problem.q, problem.ranks)
-    return Linear(A, B, row, column)
+@replayed()
+def _begun(
+    kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
+) -> tuple[Linear, Tensor, Tensor]:
+    """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
+    linear = _linear(model, ends, x, y, ranks)
+    A, B = linear.A, linear.B
+    g = g.to(A.dtype) + y.means(ends.shifts[1][:, None], model.q)[:, 0].to(A.dtype)
+    return linear, linear.row.potential(kernel.on(A, B).softmin(g, 1)), g
+
+
+@replayed()
+def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> Linear:
+    """The linear problem between cells, for a score on all points."""
+    small, dtype = model.on_cells(x, y), ends.A.dtype
+    sides = zip((x, y), ends.offsets, model.masses, strict=True)
+    offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in sides]
+    log_p, log_q = (mass.log2().to(dtype) for mass in small.masses)
+    row, column = small.sides_of(log_p, log_q, ends.epsilon, *offsets)
+    return Linear(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
 
 
 def tolerance(problem: StreamedProblem) -> float:

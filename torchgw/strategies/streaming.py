@@ -29,7 +29,8 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.search.coarsen import ControlledSpace
+from torchgw.runtime.replayed import replayed
+from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedInner
 from torchgw.solvers.newton import refined, with_tolerance
@@ -170,17 +171,33 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
         (len(state.f), len(state.g)),
     )
     rows, columns = (_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
-    A, B = (ranks.moved(side, order, UNIT) for side, order in ((score.A, rows), (score.B, columns)))
-    f, g, p, q = state.f[rows], state.g[columns], problem.p[rows], problem.q[columns]
-    if n * k <= EVERY_PAIR:
-        A, B = A.double(), B.double()
+    numbers = state.f, state.g, *problem.model.masses
+    (A, B), (f, g, p, q), reached = _in_order((score.A, score.B), numbers, (rows, columns), n * k <= EVERY_PAIR, ranks)
     tiles, omitted = kept_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
+    told = [reached.double()]
     if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
-        as_lifted = f, g
-        f, g = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
-        raised = sum((new - old).nan_to_num(nan=0.0).max() for new, old in zip((f, g), as_lifted, strict=True))
-        omitted *= 2.0 ** max(float(raised), 0.0)  # tiles that are left out would have gained as much, at most
-    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, ranks))
+        f, g, raised = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
+        told.append(raised)
+    largest, *more = fetched(torch.stack(told))[0].tolist()
+    for raised in more:
+        omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
+    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, largest))
+
+
+@replayed()
+def _in_order(
+    factors: tuple[Tensor, Tensor],
+    numbers: tuple[Tensor, Tensor, Tensor, Tensor],
+    orders: tuple[Tensor, Tensor],
+    wide: bool,
+    ranks: Ranks,
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Factors, potentials and masses in the order of the tiles, factors in float64 where ``wide``, and the `reach`."""
+    moved = [ranks.moved(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
+    if wide:
+        moved = [side.double() for side in moved]
+    sorted_numbers = [each[order] for each, order in zip(numbers, orders * 2, strict=True)]
+    return moved, sorted_numbers, reach(*factors, ranks)
 
 
 class _Read(NamedTuple):
@@ -206,30 +223,45 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
     parts = [cost.U / size for cost, size in costs], [cost.V for cost, _ in costs]
     sides = (problem.x, parts[0], rows), (problem.y, parts[1], columns)
     (left, mean_x), (right, mean_y) = (
-        _ordered(side, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order)
+        _ordered(side.mass, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order, ranks)
         for side, parts, order in sides
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
     ends = kept.A, kept.B, kept.tiles, kept.f, kept.g
     found = round_tiles(kernel, *ends, p, q, model.marginals, left, right, find=True)
-    # Products of the correction, and of the whole plan's marginals, with all factors.
-    (of_x, of_rows), (of_y, of_columns) = (
-        inner_product(side, ranks.own(torch.stack(numbers, 1), UNIT), ranks=ranks).unbind(1)
-        for side, numbers in ((left, (found.x, found.rows)), (right, (found.y, found.columns)))
-    )
-    core = found.core + torch.outer(of_x, of_y)
-    marginals = torch.empty_like(p), torch.empty_like(q)
-    marginals[0][rows], marginals[1][columns] = found.rows, found.columns
-    i, j, values, mass = len(mean_x), len(mean_y), [], marginals[0].sum()
-    product = None
-    if problem.factored:
-        product = _inner_products(core[:i, :j], (mean_x, mean_y), (of_rows[:i], of_columns[:j]), mass)
+    x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
+    core, inner, marginals = _products(found.core, x, y, ranks)
+    i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.factored else None
     for cost, size in costs:
         rank = cost.U.shape[1]
         cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
         values.append(float(cost.expectation(cross, *marginals)))
     linear = values.pop(0) if model.cost is not None else 0.0
     return found, _Read(product, linear, values[0] if values else 0.0, marginals)
+
+
+Ordered = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+@replayed()
+def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """F'^T T G' (l, r) of the plan with its correction, from that without, F^T T G of the leading factors with the
+    means that were taken off them, and the plan's marginals in the order of the points.
+
+    x, y : factors in the order of the tiles, means of the leading ones, the correction's factor, the plan's marginal,
+        and the order.
+    """
+    # Products of the correction, and of the whole plan's marginals, with all factors.
+    (of_x, of_rows), (of_y, of_columns) = (
+        inner_product(side, ranks.own(torch.stack(numbers, 1), UNIT), ranks=ranks).unbind(1)
+        for side, _, *numbers, _ in (x, y)
+    )
+    core = core + torch.outer(of_x, of_y)
+    rows, columns = (sums.index_copy(0, order, sums) for *_, sums, order in (x, y))
+    means = x[1], y[1]
+    i, j = map(len, means)
+    inner = _inner_products(core[:i, :j], means, (of_rows[:i], of_columns[:j]), rows.sum())
+    return core, inner, (rows, columns)
 
 
 def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
@@ -296,18 +328,17 @@ def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
     return float(ranks.sum(total)) / n
 
 
-def _precision_warning(score: FactoredScore, options: GWOptions, ranks: Ranks) -> str | None:
-    """Why float32 could not carry the score, or None."""
-    A, B = score.A, score.B
-    narrow = options.mixed_precision and A.dtype == torch.float32
-    found = unsafe(float(reach(A, B, ranks)), A.shape[1]) if narrow else None
+def _precision_warning(score: FactoredScore, options: GWOptions, largest: float) -> str | None:
+    """Why float32 could not carry the score, of which no entry is larger than that, or None."""
+    narrow = options.mixed_precision and score.A.dtype == torch.float32
+    found = unsafe(largest, score.A.shape[1]) if narrow else None
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-def _ordered(side: ControlledSpace, factors: list[Tensor], order: Tensor) -> tuple[Tensor, Tensor]:
+@replayed()
+def _ordered(mass: Tensor, factors: list[Tensor], order: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
     and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
-    ranks, mass = side.ranks, side.mass
     mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()
     first = ranks.moved(factors[0], order, UNIT).sub_(mean.to(factors[0].dtype))
     more = [ranks.moved(part, order, UNIT).to(first.dtype) for part in factors[1:]]
