@@ -266,7 +266,7 @@ def _scaled(
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
     rows, columns = before.TV[:, 0], before.TtW[:, 0]
-    missed = _missed(rows, columns, p, q, marginals)
+    missed = residuals(rows, columns, p, q, marginals)
     for_rows, for_columns = (
         _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights
     )
