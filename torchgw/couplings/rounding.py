@@ -82,11 +82,6 @@ def _spread(
     return missing_p * (wanted / missing_p.sum().clamp_min(tiny)), missing_q / missing_q.sum().clamp_min(tiny)
 
 
-def marginal_error(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> float:
-    """The largest L1 residual of hard marginals, or of bounds and a total; 0 where KL relaxes both marginals."""
-    return max(fetched(residuals(rows, columns, p, q, marginals))[0].tolist(), default=0.0)
-
-
 @replayed()
 def residuals(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """All L1 residuals (m,) of hard marginals, or of bounds and a total."""
