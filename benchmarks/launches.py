@@ -40,9 +40,9 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(400, 500, "dense", 1500, 20),
-    Case(4000, 5000, "dense", 2500, 20),
-    Case(5000, 6000, "streaming", 4000, 60),
+    Case(400, 500, "dense", 1500, 10),
+    Case(4000, 5000, "dense", 2500, 10),
+    Case(5000, 6000, "streaming", 4000, 30),
 )
 
 

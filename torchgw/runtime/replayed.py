@@ -278,7 +278,7 @@ def _copy(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
             pair[0].copy_(pair[1])
             continue
         for held, each in zip(words, pair, strict=True):
-            held.append((each[None] if each.ndim == 0 else each).view(WORD))
+            held.append(each.as_strided((each.numel(),), (1,)).view(WORD))  # a single entry may have any strides
     if words[0]:
         torch._foreach_copy_(*words)
 
