@@ -241,6 +241,25 @@ def test_a_streamed_plan_has_the_certificate_of_the_stored_one() -> None:
     assert sampled.means is None
 
 
+@pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.1), Partial(0.6)])
+def test_for_a_certificate_of_hard_marginals_a_gpu_is_waited_for_once(marginals: Marginals) -> None:
+    rng = np.random.default_rng(0)
+    p, q = random_masses(40, rng), random_masses(50, rng)
+    given = [torch.from_numpy(each) for each in (p, q, random_plan(p, q, rng), rng.normal(size=50))]
+    spaces = [PrecomputedDistances(random_distances(n, rng)) for n in (40, 50)]
+    found = []
+    with simulated_gpu() as simulation:
+        for device in map(torch.device, ("cpu", "cuda")):
+            P, Q, plan, dual = (each.to(device) for each in given)
+            x, y = (space.to(device, torch.float64) for space in spaces)
+            model, before = Model(P, Q, 1e-3, marginals), simulation.n_waits
+            read = read_stored(DenseCoupling(plan), (x, y), model, 2**30, torch.Generator(device))
+            found.append(certify(read, dual, (x, y), model, 1.0)[1])
+        assert simulation.n_waits - before == (1 if model.fixed else 2)
+    assert found[0].stationarity == pytest.approx(found[1].stationarity, rel=1e-9)
+    assert found[0].lower_bound == pytest.approx(found[1].lower_bound, abs=1e-3)
+
+
 @pytest.mark.parametrize("marginals", [Balanced(), SemiRelaxed(0.1, "x"), SemiRelaxed(0.1, "y"), Partial(1.0)])
 def test_what_points_pay_alone_bounds_every_plan(marginals: Marginals) -> None:
     rng = np.random.default_rng(0)

@@ -18,6 +18,7 @@ from tests.problems import (
     random_space,
     sinkhorn_oracle,
 )
+from tests.simulated_device import simulated_gpu
 from torchgw import CoarseOptions, EuclideanDistances, PrecomputedDistances, SamplingOptions
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LOG2E
@@ -26,7 +27,7 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control
-from torchgw.search.anneal import LandmarkProblem, Solved, basins_of, coarse_basins
+from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, Solved, basins_of, coarse_basins
 from torchgw.search.initial_guesses import leading_modes, start_costs
 from torchgw.search.lift import lift
 from torchgw.spaces.quantisation import KINDS, choose_landmarks, coverage
@@ -197,6 +198,36 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
     groups = basins_of(twice, torch.arange(6.0), 3).groups
     assert groups == [[0, 3], [1, 4], [2, 5]]
     assert basins_of(twice, -torch.arange(6.0), 2).groups == [[5, 2], [4, 1]]
+
+
+@pytest.mark.parametrize("most", [1, 3, 20])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_group_is_the_lowest_plan_that_is_in_none_and_what_agrees_with_it(device: str, most: int) -> None:
+    rng = np.random.default_rng(most)
+    plans = rng.uniform(size=(12, 4, 5))[rng.integers(12, size=30)] ** 4 + rng.uniform(0, 0.1, size=(30, 4, 5))
+    plans[7], energies = np.nan, rng.permutation(30) / 30
+    share = (plans / plans.sum((1, 2), keepdims=True)).reshape(30, -1)
+    rest, expected = list(np.argsort(energies)), list[list[int]]()
+    while rest and len(expected) < most:
+        near = [i for i in rest if i == rest[0] or np.abs(share[i] - share[rest[0]]).sum() <= SAME_PLAN]
+        expected, rest = [*expected, near], [i for i in rest if i not in near]
+    assert most < 20 or [7] in expected
+    with simulated_gpu() as simulation:
+        given = (torch.from_numpy(each).to(device) for each in (plans, energies))
+        assert basins_of(*given, most).groups == expected
+        assert simulation.n_waits <= 1 + 2  # the two sides that are sent
+
+
+def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_once() -> None:
+    points = np.random.default_rng(0).normal(size=(150, 3))
+    with simulated_gpu() as simulation:
+        device = torch.device("cuda")
+        space, mass = EuclideanDistances(points).to(device, F64), torch.full((150,), 1 / 150, dtype=F64).to(device)
+        given, before = (Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), torch.Generator(device)), simulation.n_waits
+        found = coarse_basins(space, space, mass, mass, *given)
+        waits = simulation.n_waits - before
+    assert list(found.kinds) == list(KINDS)
+    assert waits == 3  # for the first kind's landmarks, the others', and all basins
 
 
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:
