@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import networkx as nx
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from benchmarks.launches import CASES, Case, counted, largest_crossing
 from tests.problems import quietly
 from tests.simulated_device import simulated_gpu
 from tests.simulated_kernels import triton_stands_in
 from torchgw import GWOptions, StoppingOptions, estimate, gw_align, gw_pairwise
+from torchgw.couplings.rounding import round_tiles, swept
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.kernels.softmin_tiles import reference, triton
+from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
+from torchgw.kernels.tiles import all_tiles, choose_tiles
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.sinkhorn.score import factored_score
+from torchgw.spaces.hierarchy import bisect
 
+REFERENCE = TileKernel(reference.softmin, reference.read)
 SMALL, DENSE, STREAMED = CASES
 MEGABYTES = {SMALL: 20, DENSE: 550, STREAMED: 120}  # score and plan of 4000 x 5000 in both precisions are 480
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
@@ -47,6 +57,51 @@ def test_other_data_of_a_size_find_the_same_graphs() -> None:
             X, Y = make_spiral(SMALL.n, random_state=seed)[0], make_swiss_roll(SMALL.k, random_state=seed)[0]
             quietly(gw_align, X, Y, epsilon=1e-3, device="cuda", backend="triton", random_state=seed)
     assert simulation.captured.total() < 0.5 * simulation.n_launches < SMALL.launches
+
+
+def parts_of_a_streaming_solve(device: str, kernel: TileKernel) -> dict[str, Callable[[], Tensor]]:
+    """What is replayed between points, cells and tiles, as functions without arguments."""
+    draws = torch.Generator().manual_seed(0)
+    A, B, f, g = (torch.randn(size, generator=draws).double().to(device) for size in ((300, 3), (280, 3), 300, 280))
+    p, q = torch.full_like(f, 1 / 300), torch.full_like(g, 1 / 280)
+    tiles = all_tiles(300, 280, 64, p.device)
+    return {
+        "cells": lambda: bisect(A, 16).cells(4).means(A, p),
+        "score": lambda: factored_score(FactoredCost(f, g, A, B), p, q, 1.0, 1e-6).A,
+        "tiles": lambda: choose_tiles(A, B, f, g, p, q, 64, 1e-3)[0].column,
+        "steps": lambda: torch.cat(swept(kernel, A, B, tiles, f, g, p, q)[:2]),
+        "rounded": lambda: round_tiles(kernel, A, B, tiles, f, g, p, q).rows,
+    }
+
+
+@pytest.mark.parametrize("name", parts_of_a_streaming_solve("cpu", REFERENCE))
+def test_parts_of_a_streaming_solve_are_a_few_launches_from_the_third_call_on(name: str) -> None:
+    expected = parts_of_a_streaming_solve("cpu", REFERENCE)[name]()
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        call = parts_of_a_streaming_solve("cuda", triton.build())[name]
+        for _ in range(3):
+            simulation.launches.clear()
+            simulation.captured.clear()
+            torch.testing.assert_close(call().cpu(), expected)
+    assert simulation.captured.total() == 0
+    assert 0 < simulation.n_launches <= 12
+
+
+@pytest.mark.slow
+def test_a_streaming_solve_is_replayed_from_the_third_on() -> None:
+    X, Y = make_spiral(900)[0], make_swiss_roll(1100, random_state=1)[0]
+    given = {"epsilon": 1e-3, "device": "cuda", "backend": "triton", "options": GWOptions(strategy="streaming")}
+    found = []
+    with simulated_gpu() as simulation, triton_stands_in(simulation):
+        for _ in range(3):
+            simulation.launches.clear()
+            simulation.captured.clear()
+            tensors = quietly(gw_align, X, Y, random_state=0, **given).coupling.tensors()
+            found.append([part.cpu() for part in tensors.values()])
+    assert simulation.captured.total() == 0
+    assert 0 < simulation.n_launches <= 600
+    first, *others = found
+    assert all(torch.equal(one, same) for other in others for one, same in zip(first, other, strict=True))
 
 
 def clouds(n: int, k: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:

@@ -230,7 +230,13 @@ def round_tiles(
 
 
 class _Scaled(NamedTuple):
-    """A plan whose rows and columns are scaled, see `RoundedTiles`."""
+    """A plan whose rows and columns are scaled, without a correction.
+
+    f, g : base-2 potentials (N,), (K,).
+    rows, columns : sums (N,), (K,) of the plan.
+    core : left^T T right (l, r).
+    largest : the largest entry of each row (N,).
+    """
 
     f: Tensor
     g: Tensor
