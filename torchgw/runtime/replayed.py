@@ -26,6 +26,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import itertools
 import logging
 import os
 import threading
@@ -68,7 +69,7 @@ class Kept(NamedTuple):
     written : where results are: an argument's number for what is one of them, a `Part` of what is packed, or memory.
     packed : words, where the graph puts results one behind the other.
     tree : of the results.
-    size : bytes of all this memory.
+    size : bytes of the memory that it does not share.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -78,6 +79,14 @@ class Kept(NamedTuple):
     packed: Tensor
     tree: Tree
     size: int
+
+
+class Room(NamedTuple):
+    """The bytes of what is copied of the arguments that a graph will ``read``, and of the results it will have
+    ``written``, but for large ones."""
+
+    read: int
+    written: int
 
 
 class Part(NamedTuple):
@@ -192,8 +201,8 @@ class _Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.limit = SHARE * torch.cuda.get_device_properties(device).total_memory
-        self.kept: OrderedDict[Hashable, Kept | bool] = OrderedDict()  # False for what is never captured
-        self.size = 0
+        self.kept: OrderedDict[Hashable, Kept | Room | None] = OrderedDict()  # None for what is never captured
+        self.size, self.arena = 0, torch.empty(0, dtype=torch.uint8, device=device)
 
     @classmethod
     def here(cls, device: torch.device) -> _Graphs:
@@ -207,29 +216,41 @@ class _Graphs:
     def called(self, wanted: _Call) -> Any:
         """What the call gives."""
         key = wanted.key
-        found = self.kept.get(key)
-        if found is None:  # whatever it fails by, it has warmed nothing then
+        if key not in self.kept:  # whatever it fails by, it has warmed nothing then
             result = wanted.taken()
-            self.kept[key] = self._fits(wanted, flattened(result)[0])
+            self.kept[key] = self._room(wanted, flattened(result)[0])
             self._forget()
             return result
         self.kept.move_to_end(key)
-        if found is True:
-            found = self._captured(wanted)
+        found = self.kept[key]
+        if isinstance(found, Room):
+            found = self._captured(wanted, found)
             self.kept[key] = found
             self._forget()
-        return _replayed(found, wanted) if isinstance(found, Kept) else wanted.taken()
+        return wanted.taken() if found is None else _replayed(found, wanted)
 
-    def _fits(self, wanted: _Call, made: list[Tensor]) -> bool:
-        """Whether a graph may keep memory for these results, and for what is copied of the arguments."""
-        copied = sum(each.nbytes for each, kept in zip(wanted.tensors, wanted.copied, strict=True) if kept)
+    def _room(self, wanted: _Call, made: list[Tensor]) -> Room | None:
+        """What a graph with these results takes; None where that is too much."""
         own = {id(each) for each in wanted.tensors}
-        return 4 * (copied + sum(each.nbytes for each in made if id(each) not in own)) <= self.limit
+        results = [each for each in made if id(each) not in own]
+        room = Room(
+            sum(map(_extent, itertools.compress(wanted.tensors, wanted.copied))),
+            sum(_extent(each) + ALIGNED for each in results if each.nbytes <= COPIED),
+        )
+        loose = sum(each.nbytes for each in results if each.nbytes > COPIED)
+        return room if 4 * (sum(room) + loose) <= self.limit else None
 
-    def _captured(self, wanted: _Call) -> Kept | bool:
-        """Its graph; False where it cannot be captured."""
+    def _captured(self, wanted: _Call, room: Room) -> Kept | None:
+        """Its graph; None where it cannot be captured."""
+        if sum(room) > len(self.arena):  # graphs run one after the other, so they share where they read and write
+            self.arena = self.arena.new_empty(2 * sum(room))
+        ahead, packed = self.arena[: room.read], self.arena[room.read : sum(room)].view(WORD)
+        places = itertools.accumulate(
+            (_extent(each) for each in itertools.compress(wanted.tensors, wanted.copied)), initial=0
+        )
         read = tuple(
-            _like(each) if copied else None for each, copied in zip(wanted.tensors, wanted.copied, strict=True)
+            _carved(ahead, next(places), each) if copied else None
+            for each, copied in zip(wanted.tensors, wanted.copied, strict=True)
         )
         given = [each if own is None else own for each, own in zip(wanted.tensors, read, strict=True)]
         words = tuple(None if each is None else _words(each) for each in read)
@@ -241,14 +262,14 @@ class _Graphs:
             with torch.cuda.stream(place.stream), _capturing(graph, place.pool):
                 made, tree = flattened(wanted.taken(given))
                 numbers = {id(each): number for number, each in enumerate(given)}
-                written, packed = _packed([numbers.get(id(each), each) for each in made], wanted.device)
+                written, packed = _packed([numbers.get(id(each), each) for each in made], packed)
             current.wait_stream(place.stream)
         except Exception as error:  # the call as it is says what is wrong with it
             logger.info("no CUDA graph of %s: %s", wanted.function.__qualname__, error)
-            return False
+            return None
         finally:
             _HERE.within = False
-        size = sum(each.nbytes for each in (*read, *written, packed) if isinstance(each, Tensor))
+        size = sum(each.nbytes for each in written if isinstance(each, Tensor))
         self.size += size
         return Kept(graph, read, words, written, packed, tree, size)
 
@@ -282,8 +303,8 @@ def _replayed(kept: Kept, wanted: _Call) -> Any:
     return restored(kept.tree, found)
 
 
-def _packed(made: list[Tensor | int], device: torch.device) -> tuple[tuple[Tensor | Part | int, ...], Tensor]:
-    """Where results are, and those that are small and without gaps one behind the other."""
+def _packed(made: list[Tensor | int], room: Tensor) -> tuple[tuple[Tensor | Part | int, ...], Tensor]:
+    """Where results are, and those that are small and without gaps one behind the other, in words with room for them."""
     written, pairs, end = list[Tensor | Part | int](), list[tuple[Tensor, int]](), 0
     for each in made:
         words = _words(each) if isinstance(each, Tensor) and each.nbytes <= COPIED and each.numel() else None
@@ -295,21 +316,33 @@ def _packed(made: list[Tensor | int], device: torch.device) -> tuple[tuple[Tenso
         written.append(Part(each.shape, each.stride(), end // wide, each.dtype))
         pairs.append((words, end))
         end += words.numel()
-    packed = torch.empty(end + -end % UNIT, dtype=WORD, device=device)
+    packed = room[: end + -end % UNIT]
     into = [packed[start : start + words.numel()].view(words.shape) for words, start in pairs]
     if into:
         torch._foreach_copy_(into, [words for words, _ in pairs])
     return tuple(written), packed
 
 
-def _like(tensor: Tensor) -> Tensor:
-    """Memory for a tensor of the same strides, which begins where libraries choose the same kernels."""
+def _extent(tensor: Tensor) -> int:
+    """How many bytes a copy of a tensor takes, which begins where libraries choose the same kernels."""
     if tensor.numel() == 0:
-        return torch.empty_like(tensor)
+        return ALIGNED
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    ahead = tensor.data_ptr() % ALIGNED // tensor.element_size()
-    whole = torch.empty(span + ahead, dtype=tensor.dtype, device=tensor.device)
-    return whole.as_strided(tensor.shape, tensor.stride(), ahead)
+    size = tensor.data_ptr() % ALIGNED + span * tensor.element_size()
+    return size + -size % ALIGNED
+
+
+def _carved(memory: Tensor, start: int, tensor: Tensor) -> Tensor:
+    """Such a copy, of anything, from a byte of memory on."""
+    part = memory[start : start + _extent(tensor)].view(tensor.dtype)
+    return part.as_strided(
+        tensor.shape, tensor.stride(), part.storage_offset() + tensor.data_ptr() % ALIGNED // tensor.element_size()
+    )
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Such a copy in memory of its own."""
+    return _carved(torch.empty(_extent(tensor), dtype=torch.uint8, device=tensor.device), 0, tensor)
 
 
 def _words(tensor: Tensor) -> Tensor | None:
