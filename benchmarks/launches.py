@@ -43,13 +43,13 @@ class Case(NamedTuple):
 CASES = (Case(400, 500, "dense", 350, 10), Case(4000, 5000, "dense", 500, 10), Case(5000, 6000, "streaming", 900, 30))
 
 
-def counted(case: Case) -> Simulation:
+def counted(case: Case, before: int = BEFORE) -> Simulation:
     """The counts of one solve at epsilon 1e-3, from points to its result, after others of the same size."""
     X, Y = make_spiral(case.n)[0], make_swiss_roll(case.k, random_state=1)[0]
     with simulated_gpu() as simulation, triton_stands_in(simulation), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         options = GWOptions(strategy=case.strategy)
-        for _ in range(1 + BEFORE):
+        for _ in range(1 + before):
             simulation.reset()
             gw_align(X, Y, epsilon=1e-3, device="cuda", backend="triton", random_state=0, options=options)
     return simulation

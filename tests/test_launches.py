@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -22,13 +23,14 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.softmin_tiles import reference, triton
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 from torchgw.kernels.tiles import all_tiles, choose_tiles
+from torchgw.runtime import replayed, scratch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import factored_score
 from torchgw.spaces.hierarchy import bisect
 
 REFERENCE = TileKernel(reference.softmin, reference.read)
 SMALL, DENSE, STREAMED = CASES
-MEGABYTES = {SMALL: 20, DENSE: 550, STREAMED: 120}  # score and plan of 4000 x 5000 in both precisions are 480
+MEGABYTES = {SMALL: (40, 50), DENSE: (620, 700), STREAMED: (160, 220)}  # of a first solve, and with what is kept
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
 STARTS = 47 * 60**2  # entries of first guesses between landmarks
 
@@ -40,13 +42,23 @@ def test_a_solve_launches_and_waits_no_more_than_is_said(case: Case) -> None:
     found = counted(case)
     assert 0 < found.n_launches <= case.launches
     assert 0 < found.n_waits <= case.waits, found.table()
-    assert 0 < found.memory.peak <= MEGABYTES[case] * 10**6, found.memory.place
-    if case is not SMALL:
-        given = {"epsilon": 1e-3, "options": GWOptions(strategy=case.strategy), "device": "cuda"}
-        assert estimate(case.n, case.k, **given)[case.strategy].memory == pytest.approx(found.memory.peak, rel=0.2)
+    assert 0 < found.memory.peak <= MEGABYTES[case][1] * 10**6, found.memory.place
     assert sum(count for place, count in found.launches.items() if place.endswith(" graph")) > 50
     assert found.captured.total() < found.n_launches  # all graphs are there
     assert largest_crossing(found) <= max(BINS, STARTS)  # whatever the number of points
+
+
+@pytest.mark.parametrize(
+    "case", [SMALL, *(pytest.param(case, marks=pytest.mark.slow) for case in (DENSE, STREAMED))], ids=str
+)
+def test_a_first_solve_takes_the_memory_that_is_forecast(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replayed, "_HERE", threading.local())
+    monkeypatch.setattr(scratch, "_HERE", threading.local())
+    found = counted(case, before=0)
+    assert 0 < found.memory.peak <= MEGABYTES[case][0] * 10**6, found.memory.place
+    if case is not SMALL:
+        given = {"epsilon": 1e-3, "options": GWOptions(strategy=case.strategy), "device": "cuda"}
+        assert estimate(case.n, case.k, **given)[case.strategy].memory == pytest.approx(found.memory.peak, rel=0.2)
 
 
 @pytest.mark.slow
@@ -155,7 +167,7 @@ def test_a_size_compiles_kernels_anew_for_one_reason_only() -> None:
 def test_a_size_of_a_streamed_problem_compiles_few_kernels_anew() -> None:
     given = {"options": GWOptions(strategy="streaming")}
     known = variants(497, 513, **given) | variants(544, 560, **given) | variants(501, 527, **given)
-    assert len(known) <= 34
+    assert len(known) <= 37
     assert len(variants(530, 601, **given) - known) <= 1  # columns that a plan is read by, a power of two
 
 

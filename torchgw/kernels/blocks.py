@@ -16,7 +16,7 @@ from torchgw.kernels.kernel import HIGHEST_EXPONENT, half_step, relax
 from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, exponentials, maxima
 from torchgw.runtime.threads import share
 
-ON_GPU = 2**25  # entries of a block on a GPU: few launches, and some blocks fit beside what a solve stores
+ON_GPU = 2**23  # entries of a block on a GPU: few launches, and some blocks fit beside what a solve stores
 BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": ON_GPU}
 WIDE = 2**14  # columns, at most, of a block that is made of factors: of longer rows too few fit to read these once
 

@@ -243,7 +243,7 @@ class _Graphs:
     def _captured(self, wanted: _Call, room: Room) -> Kept | None:
         """Its graph; None where it cannot be captured."""
         if sum(room) > len(self.arena):  # graphs run one after the other, so they share where they read and write
-            self.arena = self.arena.new_empty(2 * sum(room))
+            self.arena = self.arena.new_empty(sum(room))
         ahead, packed = self.arena[: room.read], self.arena[room.read : sum(room)].view(WORD)
         places = itertools.accumulate(
             (_extent(each) for each in itertools.compress(wanted.tensors, wanted.copied)), initial=0
@@ -304,7 +304,7 @@ def _replayed(kept: Kept, wanted: _Call) -> Any:
 
 
 def _packed(made: list[Tensor | int], room: Tensor) -> tuple[tuple[Tensor | Part | int, ...], Tensor]:
-    """Where results are, and those that are small and without gaps one behind the other, in words with room for them."""
+    """Where results are, and small ones without gaps one behind the other, in words with room for them."""
     written, pairs, end = list[Tensor | Part | int](), list[tuple[Tensor, int]](), 0
     for each in made:
         words = _words(each) if isinstance(each, Tensor) and each.nbytes <= COPIED and each.numel() else None
