@@ -163,7 +163,7 @@ class TiledCoupling(BlockCoupling):
         """Which tiles are kept, (row tiles, column tiles) of booleans."""
         tiles, row = self.tiles, self.tiles.rows
         kept = row.new_zeros(len(tiles.first) - 1, -(-tiles.k // tiles.size), dtype=torch.bool)
-        kept[row, tiles.column] = True
+        kept.index_put_((row, tiles.column), kept.new_ones(()))  # a number of the host is sent there
         return kept
 
     def _mask(self, where: Tensor) -> Tensor:

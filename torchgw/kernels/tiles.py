@@ -209,8 +209,9 @@ def _judged(
         torch.nn.functional.pad(mass, (0, -len(mass) % size)).reshape(-1, size).sum(1) for mass in (p, q)
     )
     small = _least(bound, share * rows_mass) & _least(bound.T, share * columns_mass).T
-    small[torch.arange(len(rows_mass), device=A.device), bound.argmax(1)] = False
-    small[bound.argmax(0), torch.arange(len(columns_mass), device=A.device)] = False
+    row, column = (torch.arange(len(mass), device=A.device) for mass in (rows_mass, columns_mass))
+    no = small.new_zeros(())  # which a number of the host is sent for
+    small.index_put_((row, bound.argmax(1)), no).index_put_((bound.argmax(0), column), no)
     least = bound.clamp_min(LOWEST_EXPONENT)
     omitted = torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64)
     displaced = second.exp2_().masked_fill_(small, 0.0).double()

@@ -120,7 +120,7 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
         @functools.wraps(function)
         def call(*given: P.args, **named: P.kwargs) -> R:
-            if not torch.cuda.is_available() or getattr(_HERE, "within", False):
+            if torch.compiler.is_compiling() or not torch.cuda.is_available() or getattr(_HERE, "within", False):
                 return function(*given, **named)
             try:
                 tensors, tree = flattened((given, named))
