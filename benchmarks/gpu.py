@@ -363,6 +363,7 @@ def measured(names: Sequence[str], folder: Path) -> Row:
         left = TOTAL - (time.monotonic() - began)
         if left < LEAST:
             made["sections"][name] = "no time was left"
+            (folder / "gpu.json").write_text(json.dumps(made, indent=1) + "\n")
             continue
         rows, log = folder / f"{name}.jsonl", folder / f"{name}.log"
         rows.unlink(missing_ok=True)

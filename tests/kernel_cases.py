@@ -238,21 +238,6 @@ def rescaled(kernel: Kernel, device: str, n: int, dtype: torch.dtype, weight: fl
     close(found, u * (m / s / u) ** weight, dtype, factor=10.0)
 
 
-def rescaled_sweep(kernel: Kernel, device: str, n: int, k: int, dtype: torch.dtype, weight: float) -> None:
-    """A random plan with a row that it has next to nothing of, and strided rows of it."""
-    gen = torch.Generator().manual_seed(n * 31 + k)
-    plan = torch.rand(n, 2 * k, generator=gen, dtype=torch.float64).to(dtype)[:, :k]
-    mass, old = (torch.rand(n, generator=gen, dtype=torch.float64).add(0.1).to(dtype) for _ in range(2))
-    v = torch.rand(k, generator=gen, dtype=torch.float64).add(0.1).to(dtype)
-    plan[n // 2], mass[n // 2] = 0.0, torch.finfo(dtype).tiny
-    moved = torch.empty(n, 2 * k, dtype=dtype, device=device)[:, :k].copy_(plan)
-    u, columns = kernel.rescaled_sweep(moved, *(side.to(device) for side in (mass, v, old)), weight)
-    K, m, w, before = wide(plan, mass, v, old)
-    expected = before * (m / np.maximum(K @ w, torch.finfo(dtype).tiny) / before) ** weight
-    np.testing.assert_allclose(wide(u)[0], expected, rtol=10 * TOLERANCE[dtype])
-    np.testing.assert_allclose(wide(columns)[0], expected @ K, rtol=10 * TOLERANCE[dtype])
-
-
 class _Second(Ranks):
     """The second of two ranks, to whom the first has sent nothing but zeros."""
 

@@ -186,7 +186,7 @@ class Simulation(TorchDispatchMode):
         before = self.waits.total() + self.uploads.total()
         if not self._within_launch:
             self._count(func, args, kwargs, there, lands)
-        if self.capturing is not None and func in INDEXING and len(tensors) > len(there):
+        if self.capturing is not None and not self._within_launch and func in INDEXING and len(tensors) > len(there):
             raise RuntimeError(f"{func}: not permitted while a graph is captured: a number of the host is sent")
         call = partial(func, *_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
         if self.capturing is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tests.simulated_device import Simulation
 from torchgw.kernels import gpu
-from torchgw.kernels.kernel import rescaled, rescaled_in_two_reads
+from torchgw.kernels.kernel import rescaled
 from torchgw.kernels.neighbour_graphs import reference as graphs
 from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
 from torchgw.kernels.principal_directions import reference as directions
@@ -70,14 +70,6 @@ def dense_rescale(
     grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: int, **_: Any
 ) -> None:
     out.copy_(rescaled(mass, sums, old, number(weight)))
-
-
-def dense_rescaled_sweep(
-    grid: Grid, plan: Tensor, mass: Tensor, v: Tensor, old: Tensor, out: Tensor, sums: Tensor, *given: Any, **_: Any
-) -> None:
-    sums.zero_()
-    out_, sums[0] = rescaled_in_two_reads(plan, mass, v, old, number(given[-1]))
-    out.copy_(out_)
 
 
 def stream_softmin(
@@ -265,7 +257,6 @@ KERNELS: dict[str, dict[str, Callable[..., None]]] = {
         "sweep_kernel": dense_sweep,
         "absorb_kernel": dense_absorb,
         "rescale_kernel": dense_rescale,
-        "rescaled_sweep_kernel": dense_rescaled_sweep,
     },
     "softmin_stream": {"softmin_kernel": stream_softmin, "absorb_kernel": stream_absorb},
     "softmin_tiles": {"softmin_kernel": tiled_softmin, "read_kernel": tiled_read, "down_kernel": tiled_down},

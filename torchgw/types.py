@@ -79,12 +79,6 @@ class Score(Softmins, Protocol):
     def rescaled(self, mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
         """old (mass / sums / old)^weight (N,), the scaling of rows whose sums without it are these."""
 
-    def rescaled_sweep(
-        self, plan: Tensor, mass: Tensor, v: Tensor, old: Tensor, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        """That of the rows of a stored plan (N, K) whose columns are scaled by v (K,), and the sums (K,) of its columns
-        under it."""
-
 
 ProviderT = TypeVar("ProviderT", bound="DistanceProvider")
 

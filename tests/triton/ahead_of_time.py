@@ -6,7 +6,6 @@ Run in a process without TRITON_INTERPRET, see tests/test_triton.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -40,9 +39,6 @@ def dense_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
     yield f"dense softmin {name}", False, lambda: bound.softmin(g, 1)
     yield f"dense softmin over rows {name}", False, lambda: bound.softmin(f, 0)
     yield f"dense sweep {name}", False, lambda: bound.sweep(g, f, f, 1.8)
-    for weight in (1.0, 1.8):
-        swept = partial(dense.build().rescaled_sweep, score, f, g, f, weight)
-        yield f"dense scaling sweep {name}", False, swept
     yield f"dense absorb {name}", False, lambda: bound.absorb(f, g, torch.zeros(n, k, dtype=dtype))
 
 

@@ -14,8 +14,6 @@ plan are 2^(f + softmin(g, 1)) and its column sums 2^(g + softmin(f, 0)), which 
 
     rescaled(mass, sums, old, weight)   old (mass / sums / old)^weight, of a plan that is scaled
 
-    rescaled_sweep(plan, mass, v, old, weight)      u = old (mass / (plan v) / old)^weight   and   plan^T u
-
 In a sweep, factors and sums are kept within what float32 holds, so a potential that is more than 120 bits off moves by
 about that much at a time. Under hard marginals every column ends with its mass, so where the iteration ends is
 unchanged; under relaxed ones a column may end with less than 2^-120, so those take two softmins. g may be -inf only
@@ -52,19 +50,13 @@ def rescaled(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
     return new if weight == 1.0 else old * (new / old) ** weight
 
 
-def rescaled_in_two_reads(plan: Tensor, mass: Tensor, v: Tensor, old: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-    """The scaling (N,) of the rows of a plan (N, K) under v (K,), and the sums of its columns under that."""
-    u = rescaled(mass, plan @ v, old, weight)
-    return u, u @ plan
-
-
 @dataclass(frozen=True)
 class Kernel:
     """One implementation of a family, or, with the operands in place, a `torchgw.types.Score`.
 
     softmin, sweep, absorb : see the head of this file; they take the operands of the score first, unless in place.
     prepare : brings the operands into the form that these take, once a score; None where they take any.
-    rescaled, rescaled_sweep : see there; they take no operands.
+    rescaled : see there; it takes no operands.
     """
 
     softmin: Softmin
@@ -72,7 +64,6 @@ class Kernel:
     absorb: Absorb
     prepare: Callable[..., Operands] | None = None
     rescaled: Callable[[Tensor, Tensor, Tensor, float], Tensor] = rescaled
-    rescaled_sweep: Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] = rescaled_in_two_reads
 
     def on(self, *operands: Tensor) -> Score:
         """The score with these operands."""
@@ -82,7 +73,7 @@ class Kernel:
             partial(self.sweep, *given),
             partial(self.absorb, *given),
         )
-        return Kernel(softmin, sweep, absorb, rescaled=self.rescaled, rescaled_sweep=self.rescaled_sweep)
+        return Kernel(softmin, sweep, absorb, rescaled=self.rescaled)
 
 
 def half_step(log_mass: Tensor, softmin: Tensor, empty: Tensor | None = None) -> Tensor:

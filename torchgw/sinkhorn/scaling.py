@@ -34,19 +34,6 @@ LARGEST_EXPONENT = 100.0
 CHECKS, FEW_PAIRS = 3, 2**25  # of a GPU in one launch, between so few pairs that the host takes longer over them
 
 Rescaled = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-Swept = Callable[[Tensor, Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-
-
-class Steps(NamedTuple):
-    """Half-steps of a plan that is scaled, ``rescaled`` and ``swept`` as `torchgw.types.Score` has them."""
-
-    rescaled: Rescaled
-    swept: Swept
-
-    @classmethod
-    def of(cls, score: Score) -> Steps:
-        """Those of a score."""
-        return cls(score.rescaled, score.rescaled_sweep)
 
 
 @dataclass(frozen=True)
@@ -108,14 +95,14 @@ def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: T
         f, g = f + shift, g + other
     score.absorb(f, g, out)
     ones = torch.ones_like(f), torch.ones_like(g)
-    u, v, seen = _iterated(Steps.of(score), row, column, out, f, g, *ones, 1, 1.0)
+    u, v, seen = _iterated(score.rescaled, row, column, out, f, g, *ones, 1, 1.0)
     seen = torch.cat((change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None], seen))
     return Scaled(f, g, u, v, seen)
 
 
 @replayed()
 def _checked(
-    steps: Steps,
+    rescaled: Rescaled,
     row: Side,
     column: Side,
     kernel: Tensor,
@@ -129,7 +116,7 @@ def _checked(
     f, g, u, v, known = last
     found, goes_on, before = list[Tensor](), None, known.flatten()[-2]
     for count in counts:
-        new = _iterated(steps, row, column, kernel, f, g, u, v, count, weight)
+        new = _iterated(rescaled, row, column, kernel, f, g, u, v, count, weight)
         if goes_on is not None:
             ends = zip(new, (u, v, found[-1]), strict=True)
             u, v, seen = (torch.where(goes_on, one, other) for one, other in ends)
@@ -144,7 +131,7 @@ def _checked(
 
 
 def _iterated(
-    steps: Steps,
+    rescaled: Rescaled,
     row: Side,
     column: Side,
     kernel: Tensor,
@@ -162,15 +149,12 @@ def _iterated(
             shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
             u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
         if left:
-            v = _scaled(steps.rescaled, column, g, columns, v, weight)
-            if row.hard:
-                u, columns = steps.swept(kernel, row.filled, v, u, weight)
-            else:
-                u = _scaled(steps.rescaled, row, f, kernel @ v, u, weight)
-                columns = u @ kernel
-    new_v = _scaled(steps.rescaled, column, g, columns, v, 1.0)
+            v = _scaled(rescaled, column, g, columns, v, weight)
+            u = _scaled(rescaled, row, f, kernel @ v, u, weight)
+            columns = u @ kernel
+    new_v = _scaled(rescaled, column, g, columns, v, 1.0)
     missed = (columns * (v - new_v)).abs().sum()
-    u = _scaled(steps.rescaled, row, f, kernel @ new_v, u, 1.0)
+    u = _scaled(rescaled, row, f, kernel @ new_v, u, 1.0)
     furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
     return u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
 
@@ -264,7 +248,7 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
 
 def _gone_on(scaler: Scaler, last: Scaled, counts: list[int], weight: float, tol: float) -> Scaled:
     sides = scaler.row, scaler.column
-    return _checked(Steps.of(scaler.score), *sides, scaler.out, last, tuple(counts), weight, tol)
+    return _checked(scaler.score.rescaled, *sides, scaler.out, last, tuple(counts), weight, tol)
 
 
 def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:

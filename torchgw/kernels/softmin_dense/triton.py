@@ -118,22 +118,7 @@ def build() -> Kernel:
             )  # fmt: skip
         return out
 
-    def rescaled_sweep(plan: Tensor, mass: Tensor, v: Tensor, old: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        (n, k), size = plan.shape, plan.element_size()
-        width, warps = sweep_blocks(k, size)
-        if width > WIDEST[size] // 2:  # the scalings of the columns take registers too
-            u = rescaled(mass, plan @ v, old, weight)
-            return u, u @ plan
-        programs = min(n, max(WARPS_PER_PROCESSOR // warps, 1) * gpu.processors(plan.device))
-        u, partial = torch.empty_like(old), old.new_empty(programs, k)
-        with gpu.active(plan):
-            kernels.rescaled_sweep_kernel[(programs,)](
-                plan, mass, v, old, u, partial, n, k, plan.stride(0), gpu.bits(weight),
-                TINY=torch.finfo(old.dtype).tiny, WIDTH=width, num_warps=warps,
-            )  # fmt: skip
-        return u, partial.sum(0)
-
-    return Kernel(softmin, sweep, absorb, rescaled=rescaled, rescaled_sweep=rescaled_sweep)
+    return Kernel(softmin, sweep, absorb, rescaled=rescaled)
 
 
 def sum_of_parts(parts: Tensor) -> Tensor:

@@ -104,27 +104,6 @@ def absorb_kernel(
     store_plan(score, f, g, out, row, column, n, k, out_n, out_k)
 
 
-@triton.jit(do_not_specialize=["n", "k", "stride", "weight"], do_not_specialize_on_alignment=["v", "mass", "old"])
-def rescaled_sweep_kernel(
-    K, mass, v, old, out, partial, n, k, stride, weight, TINY: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
-    """Rows pid, pid + P, ... of a stored plan: out, `rescaled` by their sums under v, and partial[pid, j], the sums of
-    column j of these rows under out."""
-    program = tl.program_id(0)
-    column = tl.arange(0, WIDTH)
-    inside = column < k
-    scaling = tl.load(v + column, mask=inside, other=0.0)
-    columns = tl.zeros((WIDTH,), out.dtype.element_ty)
-    for row in range(program, n, tl.num_programs(0)):
-        here = K + tl.cast(row, tl.int64) * stride + column
-        entries = tl.load(here, mask=inside, other=0.0)
-        before = tl.load(old + row)
-        new = rescaled(tl.load(mass + row), tl.sum(entries * scaling, 0), before, weight, TINY)
-        tl.store(out + row, new)
-        columns += new * entries
-    tl.store(partial + program.to(tl.int64) * k + column, columns, mask=inside)
-
-
 @triton.jit
 def rescaled(mass, sums, old, weight, TINY: tl.constexpr):
     """old (mass / sums / old)^weight."""
