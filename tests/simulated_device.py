@@ -98,9 +98,6 @@ class OnDevice(Tensor):
     def data_ptr(self) -> int:
         return self.held.data_ptr()
 
-    def untyped_storage(self) -> torch.UntypedStorage:
-        return self.held.untyped_storage()
-
 
 class Generator(torch.Generator):
     """A generator of either device; draws are those of the CPU's."""

@@ -289,19 +289,6 @@ def test_memory_is_lent_again_when_the_last_view_of_it_is_gone() -> None:
     assert scratch(2, dtype=torch.float32, device=torch.device("cpu")).shape == (2,)
 
 
-def test_memory_that_detach_shares_is_not_lent_again() -> None:
-    with simulated_gpu():
-        device = torch.device("cuda", 0)
-        one = scratch(7, 6, dtype=torch.float32, device=device)
-        shared, place = one.detach(), one.data_ptr()
-        del one
-        again = [scratch(7, 6, dtype=torch.float32, device=device) for _ in range(2)]
-        assert shared.data_ptr() not in [each.data_ptr() for each in again]
-        del shared, again
-        again = [scratch(7, 6, dtype=torch.float32, device=device) for _ in range(3)]
-        assert place in [each.data_ptr() for each in again]
-
-
 def no_memory(*_: object, **__: object) -> None:
     raise RuntimeError("does not yet support beginAllocateToPool\nException raised from")
 

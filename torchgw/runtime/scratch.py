@@ -1,7 +1,7 @@
 """Large memory of a GPU that is taken again where it was: a graph that works in it is of use in the next solve, too.
 
 See `torchgw.runtime.replayed`: what is large is not copied to where a graph reads it, so the graph belongs to its
-address. Memory is free again when the last tensor in it is gone: views, and what `detach` shares it with.
+address. Memory is free again when the last tensor in it is gone, views among them.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ class _Free:
     def taken(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory that was free, or new."""
         key = shape, dtype
-        free = self.kept.get(key, [])
-        alone = next((each for each in reversed(range(len(free))) if _is_unshared(free[each])), None)
-        whole = torch.empty(shape, dtype=dtype, device=device) if alone is None else free.pop(alone)
+        free = self.kept.get(key)
+        whole = free.pop() if free else torch.empty(shape, dtype=dtype, device=device)
         lent = whole.detach()
         weakref.finalize(lent, self.given_back, key, whole).atexit = False
         return lent
@@ -48,12 +47,6 @@ class _Free:
             self.kept[oldest].pop(0)
             if not self.kept[oldest]:
                 del self.kept[oldest]
-
-
-def _is_unshared(whole: Tensor) -> bool:
-    """Whether no other tensor lies in this memory: what `detach` gave outlives the tensor that was lent."""
-    storage = whole.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) <= 2  # the tensor itself and `storage`
 
 
 def forget() -> None:

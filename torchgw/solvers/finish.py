@@ -45,7 +45,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     assert end.cost is not None
     assert end.epsilon is not None
     cost, (p, q) = end.cost, model.masses
-    score, plan = (scratch(len(p), len(q), dtype=p.dtype, device=p.device) for _ in range(2))
+    score = scratch(len(p), len(q), dtype=p.dtype, device=p.device)
+    plan = torch.empty_like(score)  # memory of its own, since it is the user's
     ratio, at = temperatures(p.device, end.epsilon / epsilon, epsilon, model)
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
     begun = _begun(kernel, *ends_of(model, torch.float64), cost, end.f, end.g, ratio, at, low_rank, score, plan)
