@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torchgw.runtime import replayed as module
 from torchgw.runtime import scratch as scratch_module
 from torchgw.runtime.records import flattened, restored
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.scratch import scratch
+from torchgw.runtime.scratch import scratch, scratches
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 
@@ -282,11 +283,58 @@ def test_memory_is_lent_again_when_the_last_view_of_it_is_gone() -> None:
         del one
         assert scratch(5, 6, dtype=torch.float32, device=device).data_ptr() != place
         del view
-        assert scratch(6, 5, dtype=torch.float32, device=device).data_ptr() != place
+        assert scratch(60, 50, dtype=torch.float32, device=device).data_ptr() != place
         lent = [scratch(5, 6, dtype=torch.float32, device=device) for _ in range(2)]
         assert place in [each.data_ptr() for each in lent]
         assert len({each.data_ptr() for each in lent}) == 2
     assert scratch(2, dtype=torch.float32, device=torch.device("cpu")).shape == (2,)
+
+
+def test_two_tensors_of_float32_take_the_memory_of_one_of_float64() -> None:
+    with simulated_gpu():
+        device = torch.device("cuda", 0)
+        wide = scratch(5, 7, dtype=torch.float64, device=device)
+        place = wide.data_ptr()
+        del wide
+        one, other = scratches(2, 5, 7, dtype=torch.float32, device=device)
+        assert one.data_ptr() == place
+        assert (other.data_ptr() - place) % 16 == 0
+        one.fill_(1)
+        other.fill_(2)
+        assert (one.sum().item(), other.sum().item()) == (35, 70)
+        del one
+        assert scratch(5, 7, dtype=torch.float64, device=device).data_ptr() != place
+
+
+def test_more_memory_than_its_share_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch_module, "_HERE", threading.local())
+    monkeypatch.setattr(scratch_module, "SHARE", 5000 / 2**37)
+    with simulated_gpu() as simulation:
+        before, device = simulation.memory.now, torch.device("cuda", 0)
+        small = scratch(64, dtype=torch.float64, device=device)
+        del small
+        small = scratch(64, dtype=torch.float64, device=device)
+        large = [scratch(256, dtype=torch.float64, device=device) for _ in range(3)]
+        del large
+        assert simulation.memory.now == before + 512 + 2 * 2048
+        del small
+        gc.collect()
+        assert simulation.memory.now == before + 512 + 2 * 2048
+
+
+@pytest.mark.parametrize("other", ["detach", "view"])
+def test_no_later_solve_overwrites_a_plan_that_is_held(other: str) -> None:
+    rng = np.random.default_rng(0)
+    given = {"epsilon": 1e-2, "device": "cuda", "random_state": 0}
+    with simulated_gpu():
+        found = quietly(gw_align, *(rng.normal(size=(size, 3)) for size in (20, 23)), **given).plan
+        before = found.cpu().clone()
+        held = found.detach() if other == "detach" else found[1:]
+        del found
+        for _ in range(3):
+            quietly(gw_align, *(rng.normal(size=(size, 3)) for size in (20, 23)), **given)
+        expected = before if other == "detach" else before[1:]
+        assert torch.equal(held.cpu(), expected)
 
 
 def no_memory(*_: object, **__: object) -> None:

@@ -51,38 +51,39 @@ def flattened(value: Any) -> tuple[list[Tensor], Tree]:
     TypeError
         For an object of another package.
     """
-    tensors, known = list[Tensor](), dict[int, int]()
+    tensors = list[Tensor]()
+    return tensors, _tree(value, tensors, {})
 
-    def tree(value: Any) -> Tree:
-        kind = type(value)
-        if kind in PLAIN:
-            return kind, value
-        if isinstance(value, Tensor):
-            number = known.setdefault(id(value), len(tensors))
-            if number == len(tensors):
-                tensors.append(value)
-            return number
-        if kind is float:
-            return kind, value.hex()  # which tells -0.0 from 0.0, and is the same for every NaN
-        names: tuple[Hashable, ...] = ()
-        members: Any
-        if isinstance(value, tuple | list):
-            members = value
-        elif kind is dict:
-            names, members = tuple(value), value.values()
-        elif kind is partial:
-            members = value.func, value.args, value.keywords
-        elif isinstance(value, Enum):
-            return kind, value
-        else:
-            names = _members(kind, value)
-            held = vars(value)
-            members = [held[name] for name in names]
-        parts = tuple([tree(member) for member in members])
-        found = kind, names, parts
-        return found if any(map(_holds, parts)) else Whole(found, value)
 
-    return tensors, tree(value)
+def _tree(value: Any, tensors: list[Tensor], known: dict[int, int]) -> Tree:
+    """The tree of a record, whose tensors are added to those that are ``known`` by their places."""
+    kind = type(value)
+    if kind in PLAIN:
+        return kind, value
+    if isinstance(value, Tensor):
+        number = known.setdefault(id(value), len(tensors))
+        if number == len(tensors):
+            tensors.append(value)
+        return number
+    if kind is float:
+        return kind, value.hex()  # which tells -0.0 from 0.0, and is the same for every NaN
+    names: tuple[Hashable, ...] = ()
+    members: Any
+    if isinstance(value, tuple | list):
+        members = value
+    elif kind is dict:
+        names, members = tuple(value), value.values()
+    elif kind is partial:
+        members = value.func, value.args, value.keywords
+    elif isinstance(value, Enum):
+        return kind, value
+    else:
+        names = _members(kind, value)
+        held = vars(value)
+        members = [held[name] for name in names]
+    parts = tuple([_tree(member, tensors, known) for member in members])
+    found = kind, names, parts
+    return found if any(map(_holds, parts)) else Whole(found, value)
 
 
 def _holds(tree: Tree) -> bool:

@@ -124,7 +124,7 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return function(*given, **named)
             try:
                 tensors, tree = flattened((given, named))
-            except TypeError:  # what cannot be hashed
+            except TypeError:  # objects of other packages, and what cannot be hashed
                 return function(*given, **named)
             device = next((each.device for each in tensors if each.is_cuda), None)
             if device is None or not _is_taken(tensors, device):

@@ -6,15 +6,20 @@ address. Memory is free again when the last tensor in it is gone, views among th
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from torchgw.runtime.replayed import SHARE
+
+UNIT = 64  # entries, a multiple of which comes before a tensor: nothing else depends on the parity of its size
 
 _HERE = threading.local()
 
@@ -22,30 +27,32 @@ _HERE = threading.local()
 class _Free:
     """Memory of a thread that nothing uses, on a device and one of its streams.
 
-    kept : by shape and dtype, the last that became free last.
+    kept : by its bytes, the size that became free last at the end; of each size by its age, so that what is taken does
+        not depend on the order in which it was given back.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.limit = SHARE * torch.cuda.get_device_properties(device).total_memory
-        self.kept: OrderedDict[Hashable, list[Tensor]] = OrderedDict()
+        self.kept: OrderedDict[int, list[tuple[int, Tensor]]] = OrderedDict()
+        self.ages = count()
 
-    def taken(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory that was free, or new."""
-        key = shape, dtype
-        free = self.kept.get(key)
-        whole = free.pop() if free else torch.empty(shape, dtype=dtype, device=device)
-        lent = whole.detach()
-        weakref.finalize(lent, self.given_back, key, whole).atexit = False
+    def taken(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory of so many bytes: the oldest that was free, or new."""
+        free = self.kept.get(size)
+        age, whole = free.pop(0) if free else (next(self.ages), torch.empty(size, dtype=torch.uint8, device=device))
+        lent = whole.detach().view(dtype)  # the base of all its views, which that of another dtype is not
+        weakref.finalize(lent, self.given_back, age, whole).atexit = False
         return lent
 
-    def given_back(self, key: Hashable, whole: Tensor) -> None:
+    def given_back(self, age: int, whole: Tensor) -> None:
         """Keep it, and what was free for longest no more where all is too much."""
-        self.kept.setdefault(key, []).append(whole)
-        self.kept.move_to_end(key)
-        while sum(each.nbytes for free in self.kept.values() for each in free) > self.limit:
-            oldest = next(iter(self.kept))
-            self.kept[oldest].pop(0)
-            if not self.kept[oldest]:
+        insort(self.kept.setdefault(whole.nbytes, []), (age, whole))
+        self.kept.move_to_end(whole.nbytes)
+        while sum(size * len(free) for size, free in self.kept.items()) > self.limit:
+            oldest, free = next(iter(self.kept.items()))
+            if free:
+                free.pop()
+            else:
                 del self.kept[oldest]
 
 
@@ -56,10 +63,23 @@ def forget() -> None:
 
 def scratch(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory that holds anything."""
+    return scratches(1, *shape, dtype=dtype, device=device)[0]
+
+
+def scratches(number: int, *shape: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Tensors of this shape, one behind the other: two of float32 take the memory that one of float64 took."""
     if device.type != "cuda" or torch.is_inference_mode_enabled():  # which does not tell what is a view
-        return torch.empty(shape, dtype=dtype, device=device)
+        return [torch.empty(shape, dtype=dtype, device=device) for _ in range(number)]
     held: dict[Hashable, _Free] = _HERE.__dict__.setdefault("free", {})
     place = device, torch.cuda.current_stream(device).cuda_stream
     if place not in held:
         held[place] = _Free(device)
-    return held[place].taken(shape, dtype, device)
+    entries = math.prod(shape)
+    each = entries + -entries % UNIT
+    whole = held[place].taken(number * each * dtype.itemsize, dtype, device)
+    return [whole[start : start + entries].view(shape) for start in range(0, number * each, each)]
+
+
+def own(lent: Tensor) -> Tensor:
+    """What scratch memory holds, for a user, who may keep it in ways that none can see: it is never lent again."""
+    return lent.clone() if lent.is_cuda else lent

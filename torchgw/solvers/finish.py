@@ -19,7 +19,7 @@ from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.scratch import scratch
+from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import Scaled, Scaler, absorbed, closed, opened
@@ -45,8 +45,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     assert end.cost is not None
     assert end.epsilon is not None
     cost, (p, q) = end.cost, model.masses
-    score = scratch(len(p), len(q), dtype=p.dtype, device=p.device)
-    plan = torch.empty_like(score)  # memory of its own, since it is the user's
+    score, plan = (scratch(len(p), len(q), dtype=p.dtype, device=p.device) for _ in range(2))
     ratio, at = temperatures(p.device, end.epsilon / epsilon, epsilon, model)
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
     begun = _begun(kernel, *ends_of(model, torch.float64), cost, end.f, end.g, ratio, at, low_rank, score, plan)
@@ -56,6 +55,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     largest, *missed = AsyncNumbers(numbers).values()
     require_resolved(largest, epsilon)
     residual = max(missed, default=0.0) if model.fixed else max([*missed, found.residual])
+    del score, scaler
+    plan = own(plan)
     return replace(
         solution,
         coupling=rounded if low_rank else DenseCoupling(plan, f, g),

@@ -27,7 +27,7 @@ from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
-from torchgw.runtime.scratch import scratch
+from torchgw.runtime.scratch import scratches
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
@@ -148,7 +148,7 @@ class StoredInner:
         shape = len(like), columns
         if self._score.shape != shape or self._score.dtype != like.dtype or self._score.device != like.device:
             self._score = self._plan = torch.empty(0)  # which may be the same memory
-            self._score, self._plan = (scratch(*shape, dtype=like.dtype, device=like.device) for _ in range(2))
+            self._score, self._plan = scratches(2, *shape, dtype=like.dtype, device=like.device)
         return self._score, self._plan
 
     def _opened(self, row: Side, column: Side, first: Scaled) -> Opened:

@@ -39,9 +39,9 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
     watch = problem.watch
     if problem.exact:
-        arguments = problem.gradient, start, model, epsilon, problem.inner, options, watch
+        given = problem.gradient, start, model, epsilon
         metric = all(map(is_metric, problem.spaces))
-        solution = descend(*arguments, history=history, resolved=True, metric=metric)
+        solution = descend(*given, problem.inner, options, watch, history=history, resolved=True, metric=metric)
         if isinstance(problem.quadratic, LeadingGradient):
             solution = _corrected(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
