@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,9 +21,9 @@ from torchgw.runtime.replayed import replayed
 from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import Scaled, Scaler, absorbed, closed, opened
+from torchgw.sinkhorn.scaling import Scaler, absorbed, closed, opened
 from torchgw.sinkhorn.sides import Side
-from torchgw.solvers.inner import ends_of, temperatures
+from torchgw.solvers.inner import Begun, ends_of, temperatures
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start, brought
 
@@ -51,7 +50,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     begun = _begun(kernel, *ends_of(model, torch.float64), cost, end.f, end.g, ratio, at, low_rank, score, plan)
     scaler = Scaler(kernel.on(score), begun.row, begun.column, plan)
     found = opened(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
-    rounded, f, g, numbers = _ended(plan, found.scaled, begun, p, q, model.marginals)
+    begun = begun._replace(scaled=found.scaled)
+    rounded, f, g, numbers = _ended(plan, begun, p, q, model.marginals, at)
     largest, *missed = AsyncNumbers(numbers).values()
     require_resolved(largest, epsilon)
     residual = max(missed, default=0.0) if model.fixed else max([*missed, found.residual])
@@ -65,23 +65,6 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
         marginal_residual=residual,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + found.n_iter,
     )
-
-
-class Begun(NamedTuple):
-    """The last problem, in float64, after its first iteration.
-
-    A, B : factors (N, r), (K, r) of its score.
-    shifts : row (N,) and column (K,) terms that centring takes off the score.
-    row, column : its sides.
-    scaled : where the iteration is.
-    """
-
-    A: Tensor
-    B: Tensor
-    shifts: tuple[Tensor, Tensor]
-    row: Side
-    column: Side
-    scaled: Scaled
 
 
 @replayed("score", "plan")
@@ -113,19 +96,20 @@ def _begun(
     bound, (one, other), f = kernel.on(score), sides, start.f
     if other.relaxed and not one.relaxed:
         f = one.potential(bound.softmin(start.g, 1))
-    return Begun(start.A, start.B, (row, column), one, other, absorbed(bound, one, other, plan, f, start.g))
+    scaled = absorbed(bound, one, other, plan, f, start.g)
+    return Begun(replace(centred, extra=None), (row, column), one, other, scaled)
 
 
 @replayed("plan")
 def _ended(
-    plan: Tensor, last: Scaled, begun: Begun, p: Tensor, q: Tensor, marginals: Marginals
+    plan: Tensor, begun: Begun, p: Tensor, q: Tensor, marginals: Marginals, epsilon: float | Tensor
 ) -> tuple[PotentialCoupling, Tensor, Tensor, Tensor]:
     """The rounded coupling, the potentials (N,), (K,) of the cost as it was, and the largest potential beside the
     marginal errors that there were (m,)."""
-    f, g, largest = closed(plan, last)
-    rounded, missed = round_to_marginals(
-        PotentialCoupling(begun.A, begun.B, f, g), p, q, DenseCoupling(plan), marginals
-    )
+    f, g, largest = closed(plan, begun.scaled)
+    A, B = begun.cost.balanced_score(epsilon)
+    factored = PotentialCoupling(A.double(), B.double(), f, g)
+    rounded, missed = round_to_marginals(factored, p, q, DenseCoupling(plan), marginals)
     assert rounded.x is not None
     assert rounded.y is not None
     plan.mul_((rounded.f - f).nan_to_num(nan=0.0).exp2()[:, None])

@@ -6,6 +6,7 @@ score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a co
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -132,7 +133,8 @@ class StoredInner:
         found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
         ahead = gradient.bare if plan.is_cuda and isinstance(gradient, ExactGradient) else None
-        f, g, told, following = _ended(score, plan, found.scaled, begun[:3], terms, *masses, marginals, at, ahead)
+        begun = begun._replace(scaled=found.scaled)
+        f, g, told, following = _ended(score, plan, begun, terms, *masses, marginals, at, ahead)
         return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
@@ -159,14 +161,13 @@ class StoredInner:
 class Begun(NamedTuple):
     """A linear problem of a stored score after its first iteration.
 
-    a, b : row (N,) and column (K,) terms of the centred cost.
+    cost : its cost, centred, without a stored part.
     shifts : row (N,) and column (K,) terms that this takes off its score.
     row, column : its sides.
     scaled : where the iteration is.
     """
 
-    a: Tensor
-    b: Tensor
+    cost: FactoredCost
     shifts: tuple[Tensor, Tensor]
     row: Side
     column: Side
@@ -213,7 +214,8 @@ def _begun(
     linear = Linear.of(centred, epsilon, *sides)
     if sums is not None:
         f, g = linear.settled(sums, f, g)
-    return Begun(centred.a, centred.b, (shifts[0], shifts[1]), *sides, _first(kernel, linear, f, g, score, plan))
+    bare = replace(centred, extra=None)
+    return Begun(bare, (shifts[0], shifts[1]), *sides, _first(kernel, linear, f, g, score, plan))
 
 
 @replayed("score", "plan")
@@ -232,8 +234,7 @@ def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, 
 def _ended(
     score: Tensor,
     plan: Tensor,
-    last: Scaled,
-    begun: tuple[Tensor, Tensor, tuple[Tensor, Tensor]],
+    begun: Begun,
     terms: tuple[Tensor, Tensor],
     p: Tensor,
     q: Tensor,
@@ -242,12 +243,11 @@ def _ended(
     gradient: ExactGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
     """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
-    (a, b, (row, column)), (f, g, largest) = begun, closed(plan, last)
+    f, g, largest = closed(plan, begun.scaled)
     rounded(plan, p, q, marginals)
-    overlap = _overlap(score, plan)
-    value = FactoredCost(a, b, a, b).scored(overlap, epsilon, p, q)
+    value = begun.cost.scored(_overlap(score, plan), epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
-    f, g = torch._foreach_sub((f, g), (row, column))
+    f, g = torch._foreach_sub((f, g), begun.shifts)
     following = None if gradient is None else gradient.cost(DenseCoupling(plan), p)
     return f, g, torch.stack((value, cancelling, largest)), following
 

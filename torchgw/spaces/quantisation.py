@@ -97,10 +97,8 @@ def choose_landmarks(
         if mass.is_cuda and _is_read(space):  # a graph draws nothing
             shape = _rounds(count) if kind == "spread" else 1, len(mass)
             draws = torch.rand(shape, generator=generator, device=mass.device, dtype=torch.float64)
-    own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
-    if own and named is None:
-        return _of_kind(bare(space), mass, kind, count, first, draws)
     index, rows = _chosen(bare(space), mass, kind, count, first, draws)
+    own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
     if not own and not bool(rows.isfinite().all()):
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
     if named is not None:
@@ -130,19 +128,6 @@ def _chosen(
         return _spread(space, mass, count, draws)
     index = _without_replacement(_uniform(mass, draws, 0), mass, mass, count)
     return index, space.rows(index)
-
-
-@replayed()
-def _of_kind(
-    space: DistanceProvider,
-    mass: Tensor,
-    kind: str,
-    count: int,
-    first: Tensor | None,
-    draws: Tensor | torch.Generator | None,
-) -> Landmarks:
-    """The landmarks of a kind."""
-    return _with_cells(*_chosen(space, mass, kind, count, first, draws), mass)
 
 
 @replayed()
