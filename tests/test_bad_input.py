@@ -39,6 +39,7 @@ from torchgw import (
     Supervision,
     Unbalanced,
     Unrolled,
+    estimate,
     gw_align,
     gw_loss,
 )
@@ -314,6 +315,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("backend that cannot run", align(backend="triton", device="cpu"), "backend 'triton' cannot run"),
     ("unknown device", align(device="abacus"), "device must name a torch device"),
     ("absent device", align(device="cuda:99"), "device 'cuda:99' is not there"),
+    ("a device to choose", align(device="auto"), "got 'auto'; leave it out to have one chosen"),
+    ("a device by its maker", align(device="hip"), "torch calls AMD's GPUs 'cuda'"),
+    ("a forecast for no device", lambda: estimate(30, 40, device="gpu"), "device must name a torch device"),
+    ("a forecast for another kind", lambda: estimate(30, 40, device="mps"), "device must be 'cpu' or 'cuda'"),
     ("unsupported device", align(device="meta"), "device must be 'cpu' or 'cuda'"),
     ("device by number", align(device=0), "device must be a string"),
     ("options as a dictionary", align(options={"k": 5}), "options must be a GWOptions"),

@@ -57,9 +57,10 @@ def test_whoever_was_told_before_is_told_still(
 
 def test_a_machine_without_a_gpu_is_told_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["warm"]) == 2
-    assert capsys.readouterr().err == (
-        "torchgw: error: there is no GPU to compile kernels for; torchgw info says why\n"
-    )
+    assert capsys.readouterr().err.startswith("torchgw: error: kernels are compiled on a machine with the GPU that")
+    for device, told in (("cpu", "device must be a GPU, got 'cpu'"), ("mps", "device must be 'cpu' or 'cuda'")):
+        assert cli.main(["warm", "--device", device]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_kernels_that_two_processes_compile_count_once(

@@ -293,7 +293,7 @@ class GWOptions(Worded):
     loss : what a pair of distances costs: "square", "kl", or a `SeparableLoss`. Others than the square need the dense
         strategy and the exact gradient.
     mixed_precision : iterate in float32 and return float64; False iterates in float64 as well.
-    max_memory : bytes that one dense object (score, plan, distance matrix) may take.
+    max_memory : bytes that score and plan of a dense solve may take together, and each distance matrix.
     """
 
     spaces: SpaceOptions = field(default_factory=SpaceOptions)

@@ -126,7 +126,8 @@ def estimate(
     N, K : numbers of points.
     epsilon : entropy, or "auto", for masses that are equal; without any only distances with factors stream.
     options : ``strategy``, ``gradient``, ``loss``, ``max_memory`` and the rank of ``low_rank`` count here.
-    device : where it would run; by default where `gw_align` would run it.
+    device : where it would run, on this machine or another; by default where `gw_align` would run it. On a GPU memory
+        is that of a first solve: later ones also find there what the process keeps, at most a 64th of the GPU's.
 
     Raises
     ------
@@ -153,7 +154,7 @@ def estimate(
         facts = facts_of(options, epsilon)
     check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
-    where = pick_device(None, (), n * k) if device is None else torch.device(device)
+    where = pick_device(None, (), n * k) if device is None else validate.kind_of_device("device", device)
     decided = why_settled("strategy", facts)
     if decided is None:
         decided = f"the {options.strategy} strategy is asked for"

@@ -25,6 +25,7 @@ EXACT = 2**53
 OTHER_DEVICES = {  # of torch, and why no solve runs there
     "mps": "solves end in float64, which Apple's GPUs do not have",
     "xpu": "Intel's GPUs are not supported",
+    "hip": "torch calls AMD's GPUs 'cuda'",
 }
 BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
@@ -530,23 +531,43 @@ def cost(name: str, value: object, n: int, k: int) -> Array:
     return array
 
 
-def device(name: str, value: object) -> torch.device:
-    """A torch device that is there."""
+def kind_of_device(name: str, value: object) -> torch.device:
+    """A torch device of a kind that solves run on, here or on another machine."""
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a string or torch.device, got {type(value).__name__}")
     try:
         found = torch.device(value)
     except RuntimeError:
-        raise ValueError(f"{name} must name a torch device such as 'cpu' or 'cuda:0', got {value!r}") from None
+        raise ValueError(
+            f"{name} must name a torch device such as 'cpu' or 'cuda:0', got {value!r}; leave it out to have one chosen"
+        ) from None
     if found.type not in ("cpu", "cuda"):
         why = OTHER_DEVICES.get(found.type, "no other devices are supported")
         raise ValueError(f"{name} must be 'cpu' or 'cuda', got {str(found)!r}: {why}; use 'cpu'")
-    if found.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (found.index or 0) >= count:
-            raise ValueError(f"{name} {str(found)!r} is not there: {count} CUDA devices are available; use 'cpu'")
-        return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
     return found
+
+
+def device(name: str, value: object) -> torch.device:
+    """A torch device that is there."""
+    found = kind_of_device(name, value)
+    if found.type == "cpu":
+        return found
+    if why := no_gpu():
+        raise ValueError(f"{name} {str(found)!r} is not there: {why}; use 'cpu', or leave it out to have one chosen")
+    count = torch.cuda.device_count()
+    if (found.index or 0) >= count:
+        there = "only 'cuda:0' is" if count == 1 else f"'cuda:0' to 'cuda:{count - 1}' are"
+        raise ValueError(f"{name} {str(found)!r} is not there: {there}; use one that is")
+    return torch.device("cuda", found.index if found.index is not None else torch.cuda.current_device())
+
+
+def no_gpu() -> str | None:
+    """Why torch sees no GPU, or None where it sees one."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda or torch.version.hip:
+        return "no GPU or driver found"
+    return "this build of torch is for CPUs only, install one for your GPU"
 
 
 def random_state(name: str, value: object) -> None:

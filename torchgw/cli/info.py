@@ -22,7 +22,7 @@ from torchgw.planner import estimate
 from torchgw.report.contents import finite
 from torchgw.request.devices import unusable
 from torchgw.runtime.replayed import ungraphed
-from torchgw.validate import OTHER_DEVICES
+from torchgw.validate import OTHER_DEVICES, no_gpu
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
 OPTIONAL = {
@@ -36,7 +36,10 @@ OPTIONAL = {
 }
 FAMILIES = {"dense": softmin_dense, "streaming": softmin_stream, "tiles": softmin_tiles}
 SHAPE = (1024, 1024)
-BESIDES = "these are times of solves; a command takes some seconds besides, to load torch"
+BESIDES = {
+    "cpu": "these are times of solves; a command takes some seconds besides, to load torch",
+    "cuda": "times are forecast for CPUs only",
+}
 
 
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
@@ -72,10 +75,7 @@ def devices() -> dict[str, str]:
             if why := unusable(index):
                 found[f"cuda:{index}"] += f"; not used unless device='cuda' asks for it: {why}"
     else:
-        built = torch.version.cuda or torch.version.hip
-        found["cuda"] = "not available: " + (
-            "no GPU or driver found" if built else "this build of torch is for CPUs only; install one for your GPU"
-        )
+        found["cuda"] = f"not available: {no_gpu()}"
     for name, module in (("mps", torch.backends.mps), ("xpu", torch.xpu)):
         if module.is_available():
             found[name] = f"not used: {OTHER_DEVICES[name]}; solves run on the CPU"
@@ -128,7 +128,7 @@ def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     sizes = [_size(name, getattr(arguments, name), options.max_memory) for name in ("source", "target")]
     found = estimate(*sizes, epsilon=arguments.epsilon, options=options, device=arguments.device)
     if not arguments.json:
-        return f"{sizes[0]} x {sizes[1]} {found}\n{BESIDES}"
+        return f"{sizes[0]} x {sizes[1]} {found}\n{BESIDES[torch.device(found.device).type]}"
     forecasts = [{name: finite(value) for name, value in asdict(forecast).items()} for forecast in found.forecasts]
     return {"shape": sizes, "device": found.device, "chosen": found.chosen, "forecasts": forecasts}
 

@@ -31,8 +31,10 @@ CASES = (
 
 def run_warm(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """Solve these cases side by side; say how many kernels that has compiled, and how long it took."""
-    if not torch.cuda.is_available():
-        raise ValueError("there is no GPU to compile kernels for; torchgw info says why")
+    if validate.kind_of_device("device", arguments.device).type != "cuda":
+        raise ValueError(f"device must be a GPU, got {arguments.device!r}: nothing is compiled ahead for a CPU")
+    if why := validate.no_gpu():
+        raise ValueError(f"kernels are compiled on a machine with the GPU that they are for: {why}")
     device = validate.device("device", arguments.device)
     softmin_dense.choose("triton", Workload(device, torch.float32, (8, 8)))  # refused, with the reason, if none can run
     began = time.perf_counter()

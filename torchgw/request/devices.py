@@ -24,7 +24,8 @@ def pick_device(device: object, inputs: tuple[object, ...], pairs: float = math.
     for given in inputs:
         if isinstance(given, Tensor) and given.device.type != "meta":  # those hold nothing, which is said when read
             return validate.device("the device of a tensor", given.device)
-    if not torch.cuda.is_available():
+    if why := validate.no_gpu():
+        logger.debug("on the CPU: %s", why)
         return torch.device("cpu")
     if pairs <= SMALL_PAIRS:
         logger.info("on the CPU, which is as fast for %d pairs of points; device='cuda' insists on the GPU", pairs)
@@ -32,7 +33,9 @@ def pick_device(device: object, inputs: tuple[object, ...], pairs: float = math.
     if why := unusable():
         _warn(why)
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    found = torch.device("cuda", torch.cuda.current_device())
+    logger.info("on %s, %s; device='cpu' insists on the CPU", found, torch.cuda.get_device_properties(found).name)
+    return found
 
 
 def unusable(index: int | None = None) -> str | None:
