@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import thread
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -154,6 +155,7 @@ class Simulation(TorchDispatchMode):
         self.variants: defaultdict[str, set[Hashable]] = defaultdict(set)
         self.memory = Memory()
         self.capturing: Graph | None = None
+        self.pools = set[Any]()  # that captures write to
         self._within_launch = False
 
     @contextmanager
@@ -187,10 +189,12 @@ class Simulation(TorchDispatchMode):
         if not self._within_launch:
             self._count(func, args, kwargs, there, lands)
         if self.capturing is not None and not self._within_launch and func in INDEXING and len(tensors) > len(there):
+            self.capturing.valid = False
             raise RuntimeError(f"{func}: not permitted while a graph is captured: a number of the host is sent")
         call = partial(func, *_mapped(_inner, args), **{name: _mapped(_inner, value) for name, value in kwargs.items()})
         if self.capturing is not None:
             if self.waits.total() + self.uploads.total() > before:
+                self.capturing.valid = False
                 raise RuntimeError(f"{func}: not permitted while a graph is captured")
             self.capturing.keep(func, args, kwargs)
         found = call()
@@ -342,14 +346,22 @@ class Graph:
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._made: set[int] = set()
 
-    def capture_begin(self, **_: Any) -> None:
-        self._simulation().capturing = self
+    def capture_begin(self, pool: Any, **_: Any) -> None:
+        simulation = self._simulation()
+        if pool in simulation.pools:
+            raise RuntimeError(f"beginAllocateToPool: already recording to mempool_id {pool}")
+        simulation.pools.add(pool)
+        self._pool, self.valid = pool, True
+        simulation.capturing = self
 
     def capture_end(self) -> None:
         self._simulation().capturing = None
         with no_dispatch():
             for storage, was in self._saved.values():
                 storage.copy_(was)
+        if not self.valid:  # as torch, which leaves the pool open
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self._simulation().pools.remove(self._pool)
 
     def replay(self) -> None:
         self._simulation().launches[f"{caller()} graph"] += 1
@@ -467,6 +479,7 @@ class _Event:
 @contextmanager
 def simulated_gpu() -> Iterator[Simulation]:
     """Within it there is one CUDA device, of which `Simulation` keeps count."""
+    pools = count()
     cuda = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -489,7 +502,7 @@ def simulated_gpu() -> Iterator[Simulation]:
         "current_stream": _Stream,
         "stream": lambda stream: nullcontext(),
         "CUDAGraph": Graph,
-        "graph_pool_handle": lambda: (0, 0),
+        "graph_pool_handle": lambda: (0, next(pools)),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, stand_in in cuda.items():

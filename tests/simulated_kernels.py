@@ -47,7 +47,8 @@ def number(bits: int) -> float:
 def dense_softmin(
     grid: Grid, S: Tensor, bias: Tensor, out: Tensor, n: int, k: int, by_row: int, by_column: int, part: int, **_: Any
 ) -> None:
-    score = S if (S.stride(0), S.stride(1)) == (by_row, by_column) else S.T
+    as_it_is = (S.stride(0), S.stride(1)) == (by_row, by_column) if n == k else tuple(S.shape) == (n, k)
+    score = S if as_it_is else S.T
     for split in range(grid[1]):
         here = slice(split * part, min((split + 1) * part, k))
         out[split] = dense.softmin(score[:, here].contiguous(), bias[here], 1)

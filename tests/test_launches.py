@@ -44,7 +44,7 @@ def test_a_solve_launches_and_waits_no_more_than_is_said(case: Case) -> None:
     assert 0 < found.n_waits <= case.waits, found.table()
     assert 0 < found.memory.peak <= MEGABYTES[case][1] * 10**6, found.memory.place
     assert sum(count for place, count in found.launches.items() if place.endswith(" graph")) > 50
-    assert found.captured.total() < found.n_launches  # all graphs are there
+    assert found.captured.total() <= (30 if case is DENSE else 0)  # a user's plan may lie where one did before
     assert largest_crossing(found) <= max(BINS, STARTS)  # whatever the number of points
 
 

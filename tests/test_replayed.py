@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from tests.problems import quietly
 from tests.simulated_device import Graph, Simulation, simulated_gpu
-from torchgw import gw_align
+from torchgw import GWOptions, SeparableLoss, Unbalanced, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.runtime import replayed as module
 from torchgw.runtime import scratch as scratch_module
@@ -199,8 +201,48 @@ def test_what_cannot_be_captured_is_taken_as_it_is(
         for scale in (1.0, 2.0, 3.0):
             x = torch.full((3,), scale).cuda()
             assert torch.equal(call(x).cpu(), function(x.cpu()))
-    assert replays(simulation) == 0
-    assert len([record for record in caplog.records if "not permitted while a graph" in record.getMessage()]) == 1
+        assert replays(simulation) == 0
+        assert len([record for record in caplog.records if "not permitted while a graph" in record.getMessage()]) == 1
+        other = replayed()(lambda x: x.sqrt())  # which can be captured all the same
+        for scale in (1.0, 4.0, 9.0):
+            assert torch.equal(other(torch.full((3,), scale).cuda()).cpu(), torch.full((3,), scale**0.5))
+        assert replays(simulation) == 2
+
+
+def test_a_function_has_graphs_for_few_places_of_a_large_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(monkeypatch)
+    monkeypatch.setattr(module, "COPIED", 40)
+    double = replayed()(lambda x: 2 * x[:2])
+    with simulated_gpu() as simulation:
+        held = [torch.full((40,), float(number)).cuda() for number in range(2 * module.PLACES)]
+        for number, x in enumerate([*held, *held, *held]):
+            assert torch.equal(double(x).cpu(), torch.full((2,), 2.0 * (number % len(held))))
+    assert replays(simulation) == 2 * module.PLACES
+
+
+def test_what_shares_memory_shares_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(monkeypatch)
+    add = replayed()(lambda x: x + 1)
+    with simulated_gpu() as simulation:
+        before = simulation.memory.now
+        for size in [*range(100, 1000, 10)] * 2:
+            assert torch.equal(add(torch.ones(size).cuda()).cpu(), torch.full((size,), 2.0))
+        assert replays(simulation) == 90
+        gc.collect()
+        assert simulation.memory.now - before <= 4 * 2 * (990 * 4 + 2 * module.ALIGNED)
+
+
+def test_inference_leaves_no_memory_that_others_cannot_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(monkeypatch)
+    add = replayed()(lambda x: x + 1)
+    with simulated_gpu() as simulation:
+        with torch.inference_mode():
+            for _ in range(3):
+                add(torch.ones(5).cuda())
+        assert replays(simulation) == 0
+        for _ in range(3):
+            assert torch.equal(add(torch.ones(5).cuda()).cpu(), torch.full((5,), 2.0))
+        assert replays(simulation) == 2
 
 
 def test_a_function_that_fails_fails_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +268,51 @@ class Other:
 
     def rows(self, x: Tensor) -> Tensor:
         return x
+
+
+@dataclass
+class Scale:
+    """A record of another package, whose attributes are not all fields."""
+
+    offset: float
+    power = 1.0
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x**self.power + self.offset
+
+
+FACTOR = {"now": 1.0}
+
+
+def test_records_and_functions_of_others_are_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(monkeypatch)
+    call = replayed()(lambda given, x: given.rows(x) if isinstance(given, Scale) else given(x))
+    scale = Scale(1.0)
+    scale.power = 2.0
+    with simulated_gpu() as simulation:
+        for factor in (1.0, 1.0, 1.0, 3.0):
+            FACTOR["now"] = factor
+            assert torch.equal(call(lambda x: FACTOR["now"] * x, torch.ones(3).cuda()).cpu(), torch.full((3,), factor))
+            assert torch.equal(call(scale, torch.full((3,), 2.0).cuda()).cpu(), torch.full((3,), 5.0))
+    assert replays(simulation) == 0
+
+
+def test_a_loss_that_reads_what_changes_is_asked_in_each_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(monkeypatch)
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(20, 3)), rng.normal(size=(23, 3))
+
+    def power(a: Tensor) -> Tensor:
+        return a ** (2 * FACTOR["now"])
+
+    loss = SeparableLoss(power, power, lambda a: a ** FACTOR["now"], lambda b: 2 * b ** FACTOR["now"])
+    given = {"epsilon": 2e-2, "options": GWOptions(loss=loss), "marginals": Unbalanced(0.1, 0.1), "random_state": 0}
+    with simulated_gpu():
+        for factor in (1.0, 1.0, 1.0, 1.5):
+            FACTOR["now"] = factor
+            found = [quietly(gw_align, X, Y, device=device, **given) for device in ("cpu", "cuda")]
+            assert found[0].value == pytest.approx(found[1].value, rel=1e-6)
+            assert found[0].gain == pytest.approx(found[1].gain, rel=1e-6)
 
 
 def test_objects_of_others_and_what_is_differentiated_have_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,14 +481,23 @@ def test_a_full_device_is_no_reason_against_graphs(monkeypatch: pytest.MonkeyPat
         assert module.ungraphed(torch.device("cuda", 0)) is None
 
 
-def test_no_garbage_is_collected_while_any_thread_captures() -> None:
-    with simulated_gpu():
-        one, other = (module._capturing(torch.cuda.CUDAGraph(), None) for _ in range(2))
-        one.__enter__()
-        other.__enter__()
-        one.__exit__(None, None, None)
-        assert not gc.isenabled()
-        other.__exit__(None, None, None)
+def test_one_capture_at_a_time_and_no_garbage_is_collected_within() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def captures() -> None:
+        began.set()
+        with module._capturing(torch.cuda.CUDAGraph(), (0, -2)):
+            ended.set()
+
+    with simulated_gpu() as simulation, ThreadPoolExecutor() as pool:
+        with module._capturing(torch.cuda.CUDAGraph(), (0, -1)):
+            assert not gc.isenabled()
+            other = pool.submit(captures)
+            assert began.wait(60)
+            assert not ended.wait(0.05)
+            assert simulation.pools == {(0, -1)}
+        other.result()
+        assert ended.is_set()
         assert gc.isenabled()
 
 

@@ -12,7 +12,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, balance, scaling
+from torchgw.sinkhorn.scaling import Scaler, _gone_on, absorbed, balance, scaling
 from torchgw.sinkhorn.sides import Side
 
 
@@ -148,3 +148,18 @@ def test_rounded_plans_are_feasible_and_near(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(rounded.sum(-2), q.expand(*shape[:-2], -1), atol=1e-15)
     assert float(rounded.min()) >= 0
     assert ((rounded - plan).abs().sum((-1, -2)) <= 2 * error + 1e-12).all()
+
+
+@pytest.mark.parametrize("relaxation", [1.0, 1.8])
+def test_checks_that_are_taken_together_go_on_as_long_as_single_ones(relaxation: float) -> None:
+    """A residual that rises ends them only where the weight is brought down by it."""
+    score = 4 * torch.randn(60, 80, generator=torch.Generator().manual_seed(0))
+    log_p, log_q = (torch.full((size,), 1 / size).log2() for size in score.shape)
+    scaler = Scaler(KERNEL.on(score), Side(log_p), Side(log_q), torch.empty_like(score))
+    first = absorbed(scaler.score, scaler.row, scaler.column, scaler.out, log_p, log_q)
+    first = first._replace(seen=torch.zeros_like(first.seen))  # any residual is above that
+    one = _gone_on(scaler, first, [2], relaxation, 1e-30)
+    two = _gone_on(scaler, one, [2], relaxation, 1e-30)
+    both = _gone_on(scaler, first, [2, 2], relaxation, 1e-30)
+    assert torch.equal(both.u, (one if relaxation > 1 else two).u)
+    assert not torch.equal(one.u, two.u)

@@ -1,8 +1,8 @@
 """Records of tensors as a list of tensors and a tree that can be hashed, and back.
 
 What is taken apart: lists, tuples, dictionaries, dataclasses, partial functions, and the package's own objects by their
-attributes. What they have cached (`functools.cached_property`) is left behind. Constants are numbers, strings,
-functions, and the like; objects of other packages are none, as nobody knows what they do.
+attributes. What they have cached (`functools.cached_property`) is left behind. Constants are numbers, strings, the
+package's own functions, and the like. Objects and functions of others are none, as nobody knows what they do or read.
 
 A tree is, and is made of plain tuples because it is made often,
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 Tree: TypeAlias = Any
-PLAIN = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, FunctionType, type))
+PLAIN = frozenset((bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type))
 
 
 class Whole:
@@ -49,7 +49,7 @@ def flattened(value: Any) -> tuple[list[Tensor], Tree]:
     Raises
     ------
     TypeError
-        For an object of another package.
+        For an object or a function of another package.
     """
     tensors = list[Tensor]()
     return tensors, _tree(value, tensors, {})
@@ -75,7 +75,7 @@ def _tree(value: Any, tensors: list[Tensor], known: dict[int, int]) -> Tree:
         names, members = tuple(value), value.values()
     elif kind is partial:
         members = value.func, value.args, value.keywords
-    elif isinstance(value, Enum):
+    elif isinstance(value, Enum) or (kind is FunctionType and _is_own(value)):
         return kind, value
     else:
         names = _members(kind, value)
@@ -125,9 +125,14 @@ def _members(kind: type, value: Any) -> tuple[str, ...]:
 @cache
 def _fields(kind: Any) -> tuple[tuple[str, ...], frozenset[str]]:
     """The members of a dataclass, none where each object has its own; what objects keep once they have computed it."""
+    if not _is_own(kind) or "__dict__" not in dir(kind):
+        raise TypeError(f"{kind.__name__} is no record of the package")
     if dataclasses.is_dataclass(kind):
         return tuple(entry.name for entry in dataclasses.fields(kind)), frozenset()
-    if kind.__module__.partition(".")[0] != "torchgw" or "__dict__" not in dir(kind):
-        raise TypeError(f"{kind.__name__} is no record of the package")
     held = (entry for base in kind.__mro__ for entry in vars(base).items())
     return (), frozenset(name for name, each in held if isinstance(each, cached_property))
+
+
+def _is_own(kind: Any) -> bool:
+    """Whether a class or a function is the package's."""
+    return str(kind.__module__).partition(".")[0] == "torchgw"

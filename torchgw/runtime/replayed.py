@@ -30,10 +30,10 @@ import itertools
 import logging
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import cache
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -49,16 +49,18 @@ ALLOCATORS = ("native", "cudaMallocAsync")  # those of torch, which keep memory 
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 COPIED = 2**25  # bytes of an argument at most that is copied to where a graph reads
 MOST, SHARE = 512, 1 / 128  # of a thread: graphs, and the share of a device's memory that they keep
+PLACES = 8  # for large arguments, that a function has graphs for: memory of other places is not seen again
 ALIGNED = 16  # bytes, by which libraries choose kernels
 WORD = torch.int32
 UNIT = ALIGNED // WORD.itemsize
 
+_Key: TypeAlias = tuple[Hashable, tuple[int, ...]]
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _HERE = threading.local()
-_LOCK = lock_across_forks()
-_CAPTURING: list[bool] = []  # for each capture that is under way, whether garbage was collected before the first
+_ABANDONED = list[torch.cuda.CUDAGraph]()  # of captures that failed: the allocator may still ask them
+_LOCK = lock_across_forks()  # held while a graph is captured: there is one capture at a time in a process
 
 
 class Kept(NamedTuple):
@@ -141,7 +143,8 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def forget() -> None:
     """Drop this thread's graphs, and the memory that they keep."""
-    _HERE.__dict__.pop("graphs", None)
+    for name in ("graphs", "places"):
+        _HERE.__dict__.pop(name, None)
 
 
 def refuse_within(what: str) -> None:
@@ -153,6 +156,8 @@ def refuse_within(what: str) -> None:
 def _is_taken(tensors: list[Tensor], device: torch.device) -> bool:
     """Whether a graph may have these arguments: on one GPU where graphs are captured, nothing that is differentiated,
     nothing sparse."""
+    if torch.is_inference_mode_enabled():  # whose tensors no later call may write to
+        return False
     recorded = torch.is_grad_enabled()
     for each in tensors:
         if each.device != device or each.layout is not torch.strided or (recorded and each.requires_grad):
@@ -177,13 +182,11 @@ class _Call(NamedTuple):
     changed: list[bool]
 
     @property
-    def key(self) -> Hashable:
-        """What graphs are told apart by."""
-        known = [
-            (each.shape, each.dtype, each.stride(), each.data_ptr() % ALIGNED if copied else each.data_ptr())
-            for each, copied in zip(self.tensors, self.copied, strict=True)
-        ]
-        return self.function, self.tree, tuple(known)
+    def key(self) -> _Key:
+        """What graphs are told apart by: what is called, and where large arguments lie."""
+        known = [(each.shape, each.dtype, each.stride(), each.data_ptr() % ALIGNED) for each in self.tensors]
+        large = (each.data_ptr() for each, copied in zip(self.tensors, self.copied, strict=True) if not copied)
+        return (self.function, self.tree, tuple(known)), tuple(large)
 
     @property
     def copied(self) -> list[bool]:
@@ -201,7 +204,8 @@ class _Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.limit = SHARE * torch.cuda.get_device_properties(device).total_memory
-        self.kept: OrderedDict[Hashable, Kept | Room | None] = OrderedDict()  # None for what is never captured
+        self.kept: OrderedDict[_Key, Kept | Room | None] = OrderedDict()  # None for what is never captured
+        self.places = Counter[Hashable]()  # of large arguments, by what is called
         self.size, self.arena = 0, torch.empty(0, dtype=torch.uint8, device=device)
 
     @classmethod
@@ -218,8 +222,10 @@ class _Graphs:
         key = wanted.key
         if key not in self.kept:  # whatever it fails by, it has warmed nothing then
             result = wanted.taken()
-            self.kept[key] = self._room(wanted, flattened(result)[0])
-            self._forget()
+            if self.places[key[0]] < PLACES:
+                self.places[key[0]] += 1
+                self.kept[key] = self._room(wanted, flattened(result)[0])
+                self._forget()
             return result
         self.kept.move_to_end(key)
         found = self.kept[key]
@@ -238,12 +244,13 @@ class _Graphs:
             sum(_extent(each) + ALIGNED for each in results if each.nbytes <= COPIED),
         )
         loose = sum(each.nbytes for each in results if each.nbytes > COPIED)
-        return room if 4 * (sum(room) + loose) <= self.limit else None
+        return room if 8 * (sum(room) + loose) <= self.limit else None
 
     def _captured(self, wanted: _Call, room: Room) -> Kept | None:
         """Its graph; None where it cannot be captured."""
         if sum(room) > len(self.arena):  # graphs run one after the other, so they share where they read and write
-            self.arena = self.arena.new_empty(sum(room))
+            # Older graphs keep the arenas before, which together are smaller than the last one.
+            self.arena = self.arena.new_empty(max(sum(room), 2 * len(self.arena)))
         ahead, packed = self.arena[: room.read], self.arena[room.read : sum(room)].view(WORD)
         places = itertools.accumulate(
             (_extent(each) for each in itertools.compress(wanted.tensors, wanted.copied)), initial=0
@@ -275,9 +282,12 @@ class _Graphs:
 
     def _forget(self) -> None:
         """The graphs that were not used for longest, where there are too many."""
-        while len(self.kept) > MOST or self.size > self.limit:
-            _, oldest = self.kept.popitem(last=False)
+        while len(self.kept) > MOST or (self.kept and self.size + 2 * len(self.arena) > self.limit):
+            (called, _), oldest = self.kept.popitem(last=False)
             self.size -= oldest.size if isinstance(oldest, Kept) else 0
+            self.places[called] -= 1
+            if not self.places[called]:
+                del self.places[called]
 
 
 def _replayed(kept: Kept, wanted: _Call) -> Any:
@@ -405,9 +415,10 @@ def _failure(device: torch.device) -> str | None:
 
 
 def _place(device: torch.device) -> _Place:
-    """Where this thread captures on a device."""
-    places: dict[torch.device, _Place] = _HERE.__dict__.setdefault("places", {})
-    if device not in places:
+    """Where this thread captures on a device, for its current stream."""
+    places: dict[Hashable, _Place] = _HERE.__dict__.setdefault("places", {})
+    here = device, torch.cuda.current_stream(device).cuda_stream
+    if here not in places:
         stream, pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
         anchor, one = torch.cuda.CUDAGraph(), torch.ones(1, 1, device=device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -416,8 +427,8 @@ def _place(device: torch.device) -> _Place:
             with _capturing(anchor, pool):
                 one @ one
         torch.cuda.current_stream(device).wait_stream(stream)
-        places[device] = _Place(stream, pool, anchor)
-    return places[device]
+        places[here] = _Place(stream, pool, anchor)
+    return places[here]
 
 
 @contextlib.contextmanager
@@ -425,19 +436,28 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """What is launched within goes into the graph. Not torch.cuda.graph, which collects garbage and empties the cache
     first: that takes longer than a solve."""
     with _LOCK:
-        _CAPTURING.append(_CAPTURING[0] if _CAPTURING else gc.isenabled())
+        collects = gc.isenabled()
         gc.disable()  # what a collection frees must not come into the graph
-    try:
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            yield
-        except BaseException:
-            with contextlib.suppress(RuntimeError):  # of a capture that is not valid any more
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    finally:
-        with _LOCK:
-            collects = _CAPTURING.pop()
-            if collects and not _CAPTURING:
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                yield
+            except BaseException:
+                _abandon(graph, pool)
+                raise
+            graph.capture_end()
+        finally:
+            if collects:
                 gc.enable()
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed. Where it is not valid any more torch leaves its pool open, so that nothing else could
+    be captured there: later ones have another."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _HERE.__dict__.pop("places", None)
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        _ABANDONED.append(graph)

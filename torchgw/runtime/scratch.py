@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from torchgw.runtime.replayed import SHARE
+from torchgw.runtime.threads import lock_across_forks
 
 UNIT = 64  # entries, a multiple of which comes before a tensor: nothing else depends on the parity of its size
 
 _HERE = threading.local()
+_LOCK = lock_across_forks()
 
 
 class _Free:
@@ -38,22 +40,24 @@ class _Free:
 
     def taken(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory of so many bytes: the oldest that was free, or new."""
-        free = self.kept.get(size)
-        age, whole = free.pop(0) if free else (next(self.ages), torch.empty(size, dtype=torch.uint8, device=device))
+        with _LOCK:
+            free = self.kept.get(size)
+            age, whole = free.pop(0) if free else (next(self.ages), torch.empty(size, dtype=torch.uint8, device=device))
         lent = whole.detach().view(dtype)  # the base of all its views, which that of another dtype is not
         weakref.finalize(lent, self.given_back, age, whole).atexit = False
         return lent
 
     def given_back(self, age: int, whole: Tensor) -> None:
-        """Keep it, and what was free for longest no more where all is too much."""
-        insort(self.kept.setdefault(whole.nbytes, []), (age, whole))
-        self.kept.move_to_end(whole.nbytes)
-        while sum(size * len(free) for size, free in self.kept.items()) > self.limit:
-            oldest, free = next(iter(self.kept.items()))
-            if free:
-                free.pop()
-            else:
-                del self.kept[oldest]
+        """Keep it, and what was free for longest no more where all is too much. Any thread may drop its last view."""
+        with _LOCK:
+            insort(self.kept.setdefault(whole.nbytes, []), (age, whole))
+            self.kept.move_to_end(whole.nbytes)
+            while sum(size * len(free) for size, free in self.kept.items()) > self.limit:
+                oldest, free = next(iter(self.kept.items()))
+                if free:
+                    free.pop()
+                else:
+                    del self.kept[oldest]
 
 
 def forget() -> None:

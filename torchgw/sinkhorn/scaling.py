@@ -125,7 +125,9 @@ def _checked(
         found.append(seen)
         if len(found) < len(counts):
             residual, drift = seen.double()
-            stops = (residual <= tol) | (drift > LARGEST_DRIFT) | (residual > before)
+            stops = (residual <= tol) | (drift > LARGEST_DRIFT)
+            if weight != 1.0:  # which a residual that rises brings down
+                stops |= residual > before
             goes_on, before = ~stops if goes_on is None else goes_on & ~stops, residual
     return Scaled(f, g, u, v, torch.stack(found))
 
