@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import networkx as nx
@@ -33,6 +33,14 @@ SMALL, DENSE, STREAMED = CASES
 MEGABYTES = {SMALL: (40, 50), DENSE: (620, 700), STREAMED: (160, 220)}  # of a first solve, and with what is kept
 BINS = (2 * (2**14 + 1) + 3) * 8  # bytes of what lower bounds are made of: histograms of distances and three numbers
 STARTS = 47 * 60**2  # entries of first guesses between landmarks
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_before() -> Iterator[None]:
+    """Simulated graphs keep all that was computed on their way."""
+    yield
+    replayed.forget()
+    scratch.forget()
 
 
 @pytest.mark.parametrize(
