@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw import validate
@@ -55,7 +57,7 @@ from torchgw.spaces.subspace import name_of
 from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
-NOT_SAVED = ("known", "model", "differentiated")
+NOT_SAVED = ("known", "model", "differentiated", "names_x", "names_y")
 
 
 class Told(NamedTuple):
@@ -151,6 +153,7 @@ class GWResult(Readable):
     alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it had
         supervision, and that without a strength.
     numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
+    names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without.
     known, model : the two spaces, for `unseen`, and the objective between them, for `curvature`; not saved.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
@@ -202,6 +205,8 @@ class GWResult(Readable):
     chance: float = math.nan
     distance_correlation: float = math.nan
     warnings: tuple[IssuedWarning, ...] = ()
+    names_x: NDArray[np.object_] | None = None
+    names_y: NDArray[np.object_] | None = None
 
     @classmethod
     def of(
