@@ -183,7 +183,7 @@ def _column_called(index: str, header: list[str] | None) -> int:
 
 
 def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
-    """0 where the first line of a table begins with a name, else None; refused where the header calls numbers an index."""
+    """0 where a table begins with a name, else None; refused where its header calls numbers an index."""
     if len(cells) == 1:
         return None
     for place, (title, cell) in enumerate(zip(header or (), cells, strict=False)):
