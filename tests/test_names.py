@@ -261,7 +261,7 @@ def test_names_that_spreadsheets_would_run_are_written_as_texts(tmp_path: Path) 
     command(tmp_path, "--pairs", str(tmp_path / "pairs.csv"))
 
 
-@pytest.mark.parametrize("pairs", [["source,target,share", "b,1,0.5"], ["b,1"], ["1,1"], ["from,to", "1,1"]])
+@pytest.mark.parametrize("pairs", [["source,target,share", "b,1,0.5"], ["b,1"], ["1,1"], ["source,target", "1.0,1e0"]])
 def test_known_pairs_are_names_or_rows(pairs: list[str], tmp_path: Path) -> None:
     square = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 2.0], [0.0, 2.0]])
     rows = [f"{x},{y}" for x, y in square]
@@ -316,3 +316,63 @@ def test_titles_are_of_tables(
         written(tmp_path / file, ["id,x,y", *COUNTED])
     command(tmp_path, *(word for title in titles for word in ("--index-col", title)), code=2)
     assert message in capsys.readouterr().err
+
+
+# Lines of a list of edges, whether it is said to be one, the names of its nodes, and its edges with weights.
+EDGES: dict[str, tuple[list[str], bool, list[str] | None, list[tuple[int, int, float]]]] = {
+    "a header without weights": (["source,target", "a,b", "b,c"], False, ["a", "b", "c"], [(0, 1, 1), (1, 2, 1)]),
+    "a header with weights": (
+        ["Source,Target,weight", "a,b,0.5", "c,b,2"],
+        False,
+        list("abc"),
+        [(0, 1, 0.5), (1, 2, 2)],
+    ),
+    "no header": (["a,b", "b,c"], True, ["a", "b", "c"], [(0, 1, 1), (1, 2, 1)]),
+    "another header": (["u,v", "a,b", "b,c"], True, ["a", "b", "c"], [(0, 1, 1), (1, 2, 1)]),
+    "a header of one's own": (["gene,partner,score", "a,b,3"], True, ["a", "b"], [(0, 1, 3)]),
+    "both directions": (["source,target", "a,b", "b,a"], False, ["a", "b"], [(0, 1, 1)]),
+    "a loop": (["a,b,1", "b,b,2"], True, ["a", "b"], [(0, 1, 1), (1, 1, 2)]),
+    "numbers from 0": (["2,1", "0,2"], True, None, [(1, 2, 1), (0, 2, 1)]),
+    "numbers from 1": (["10,2", "1,10"], True, ["1", "2", "10"], [(1, 2, 1), (0, 2, 1)]),
+}
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_lists_of_edges_are_graphs_with_named_nodes(case: str, tmp_path: Path) -> None:
+    lines, said, nodes, edges = EDGES[case]
+    graph, names = read_named("X", written(tmp_path / "x.csv", lines), edges=said)
+    expected = np.zeros(graph.shape)
+    for i, j, weight in edges:
+        expected[i, j] = expected[j, i] = weight
+    np.testing.assert_array_equal(graph.toarray(), expected)
+    assert names == nodes
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a,b,1", "b,a,2"], "one weight for each edge, which goes both ways, got 1 and 2 between 'b' and 'a'"),
+        (["a,b,1", "b,c,x"], "line 2 holds 'x', not a finite number as the weight"),
+        (["a,b,1", "b,c,inf"], "line 2 holds 'inf', not a finite number"),
+        (["a,b", "b,"], "line 2 must name both nodes"),
+        (["a,b,1,2"], "line 1 must hold an edge, .* got 4 cells"),
+        (["source,target"], "it holds no edges"),
+    ],
+)
+def test_lists_that_are_no_edges_are_refused(lines: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_named("X", written(tmp_path / "x.csv", lines), edges=True)
+
+
+def test_the_command_matches_the_nodes_of_two_lists_of_edges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = ["a,b", "b,c", "c,d", "d,e", "c,f"]  # with the edge to i, legs of three, two and one nodes
+    written(tmp_path / "x.csv", ["source,target", *tree, "a,i"])
+    written(tmp_path / "y.tsv", [line.upper().replace(",", "\t") for line in [*tree[::-1], "I,A"]])
+    for distances in ("auto", "adjacency"):
+        lines = command(tmp_path, "--edges", "--distances", distances)[1:]
+        assert sorted((source.upper(), target) for source, target, _ in lines) == [(name, name) for name in "ABCDEFI"]
+    np.save(tmp_path / "x.npy", POINTS)
+    assert cli.main(["align", *[str(tmp_path / "x.npy")] * 2, "-o", str(tmp_path / "o.npz"), "--edges"]) == 2
+    assert "--edges is for tables" in capsys.readouterr().err

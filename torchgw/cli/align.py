@@ -16,7 +16,7 @@ import numpy as np
 
 from torchgw import report
 from torchgw.align import begun_by_ranks, gw_align, resume
-from torchgw.cli.input import DELIMITERS, WITHOUT_INDEX, Named, mapped, read_cells, read_named, read_space
+from torchgw.cli.input import DELIMITERS, WITHOUT_INDEX, Named, as_number, mapped, read_cells, read_named, read_space
 from torchgw.cli.output import as_cell, check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
@@ -55,8 +55,10 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
     if not cells and (arguments.labels or arguments.use_rep or arguments.keep_plan):
         raise ValueError(f"--labels, --use-rep and --keep-plan need an .h5ad output, got {arguments.output}")
-    if cells and arguments.index_col is not None:
-        raise ValueError("--index-col is for tables; the names of cells are those of obs")
+    if cells and (arguments.index_col is not None or arguments.edges):
+        raise ValueError("--index-col and --edges are for tables; the names of cells are those of obs")
+    if arguments.edges and (arguments.index_col is not None or not DELIMITERS.keys() & {file.suffix for file in files}):
+        raise ValueError("--edges is for tables without --index-col, whose first two columns name the nodes")
     if cells and arguments.checkpoint is not None:
         raise ValueError(
             "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
@@ -74,7 +76,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
     (source, names_x), (target, names_y) = (
-        space_of(name, file, limit, index)
+        space_of(name, file, limit, index, arguments.edges)
         for name, file, index in zip(("source", "target"), files, _index_columns(arguments), strict=True)
     )
     keywords |= {"names_x": names_x, "names_y": names_y, **beside(arguments, limit, (names_x, names_y))}
@@ -163,14 +165,15 @@ def _index_columns(arguments: argparse.Namespace) -> tuple[str | None, str | Non
     return titles[0] if tables[0] else None, titles[-1] if tables[1] else None
 
 
-def space_of(name: str, path: Path, limit: int, index: str | None = None) -> Named:
+def space_of(name: str, path: Path, limit: int, index: str | None = None, edges: bool = False) -> Named:
     """The points, distances or graph in a file, and names of the points; a table whose first column counts its rows is
     warned of."""
     if among_ranks() and path.suffix == ".npy":
         return mapped(name, path), None
-    found, names = read_named(name, path, limit, index=index)
+    found, names = read_named(name, path, limit, index=index, edges=edges)
     if (
         path.suffix in DELIMITERS
+        and isinstance(found, np.ndarray)
         and names is None
         and found.shape[1] > 1
         and len(found) > 2
@@ -210,8 +213,8 @@ def features_of(paths: Sequence[Path], limit: int, names: Names = (None, None)) 
 def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervision:
     """Points of source and target that belong together, in the first two columns of a file: names of points that have
     some, rows of others, counted from 0."""
-    if path.suffix in DELIMITERS and names != (None, None):
-        return _named_pairs(path, limit, names)
+    if path.suffix in DELIMITERS:
+        return _pairs_of_table(path, limit, names)
     table = read_space("--pairs", path, limit)
     if not isinstance(table, np.ndarray) or table.shape[1] < 2:
         raise ValueError(f"--pairs must be a table with two columns, rows of source and target, got {path}")
@@ -221,7 +224,7 @@ def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervis
     return Supervision(pairs=pairs.astype(np.int64))
 
 
-def _named_pairs(path: Path, limit: int, names: Names) -> Supervision:
+def _pairs_of_table(path: Path, limit: int, names: Names) -> Supervision:
     rows = read_cells("--pairs", path, limit)
     if any(len(cells) < 2 for _, cells in rows):
         raise ValueError(f"--pairs must be a table with two columns, points of source and target, got {path}")
@@ -245,7 +248,13 @@ def _places(names: Sequence[str] | None, cells: Sequence[str]) -> list[int | Non
     name; None of others."""
     place = {as_cell(name): i for i, name in enumerate(names or ())} | {name: i for i, name in enumerate(names or ())}
     found = [place.get(cell) for cell in cells]
-    return found if any(i is not None for i in found) else [int(c) if c.isdecimal() else None for c in cells]
+    return found if any(i is not None for i in found) else [_row(cell) for cell in cells]
+
+
+def _row(cell: str) -> int | None:
+    """The number of a row, also written as a float; None of anything else."""
+    found = as_number(cell)
+    return None if found is None or not found.is_integer() else int(found)
 
 
 def memory_limit(arguments: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ def align(command: ArgumentParser) -> None:
     _output(command, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _report(command)
     _distances(command, DISTANCES)
+    command.add_argument("--edges", action="store_true", help="tables are lists of edges: u, v and perhaps a length")
     command.add_argument(
         "--index-col",
         action="append",
