@@ -68,6 +68,8 @@ def test_what_is_written_is_what_the_plan_carries(aligned: tuple[Any, Any, GWRes
     share = (result.plan / result.plan.sum(1, keepdim=True)).numpy()
     np.testing.assert_allclose(a.obsm["X_torchgw"], share @ b.obsm["X_pca"], rtol=1e-6)
     assert list(a.obs["torchgw_match"]) == list(b.obs_names[result.argmax()])
+    assert list(result.names_x) == list(a.obs_names)
+    assert list(result.names_y) == list(b.obs_names)
     np.testing.assert_allclose(a.obs["torchgw_count"], share @ np.arange(70), rtol=1e-9)
     for name in ("cell_type", "batch", "alive"):
         labels = a.obs[f"torchgw_{name}"]

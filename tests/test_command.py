@@ -196,7 +196,7 @@ def test_a_column_that_counts_the_rows_is_warned_of(
 ) -> None:
     for first, warned in ((0, True), (1, True), (5, False)):
         table = np.column_stack((np.arange(first, first + len(SPIRAL)), SPIRAL))
-        np.savetxt(tmp_path / "index.csv", table, delimiter=",", header="id,x,y", comments="")
+        np.savetxt(tmp_path / "index.csv", table, delimiter=",", header="t,x,y", comments="")
         out = str(tmp_path / "out.npz")
         assert cli.main(["align", str(tmp_path / "index.csv"), files[1], "-o", out, "--max-iter", "1"]) == 0
         assert ("counts its rows" in capsys.readouterr().err) == warned

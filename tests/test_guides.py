@@ -210,6 +210,9 @@ def test_the_commands_of_the_guides_run(page: str) -> None:
         np.save(f"{name}.npy", points)
         np.savetxt(f"{name}.csv", points, delimiter=",")
     Path("pairs.csv").write_text("5,6\n")
+    for name in ("mouse", "human"):
+        Path(f"{name}.csv").write_text("".join(f"gene {i},{x},{y}\n" for i, (x, y) in enumerate(SPIRAL)))
+        Path(f"{name}_edges.csv").write_text("source,target\na,b\nb,c\nc,d\nc,e\ne,f\nf,g\n")
     np.savetxt("feature_x.csv", SPIRAL[:, 0])
     np.savetxt("feature_y.csv", ROLL[:, 0])
     text = (DOCS / f"{page}.md").read_text()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -67,6 +67,8 @@ def gw_align(
     random_state: RandomState = None,
     callback: Callback | None = None,
     checkpoint: str | PathLike[str] | Checkpoint | None = None,
+    names_x: Iterable[Any] | None = None,
+    names_y: Iterable[Any] | None = None,
 ) -> GWResult:
     """Align two metric-measure spaces by Gromov-Wasserstein transport.
 
@@ -124,6 +126,9 @@ def gw_align(
         What else it raises passes through.
     checkpoint : a folder to be made, or a `Checkpoint`, in which the solve is kept while it runs; `torchgw.resume` goes
         on with it. Not with a gradient mode, whose tensors files cannot hold.
+    names_x, names_y : names (N,), (K,) of the points, texts or anything else that is unique, for
+        ``result.names_x`` and ``names_y``. By default the index of a data frame and the nodes of a networkx graph, if
+        these are unique and more than a count of the points; None for all other spaces.
 
     Returns
     -------
@@ -283,6 +288,8 @@ class Arguments(TypedDict, total=False):
     random_state: RandomState
     callback: Callback | None
     checkpoint: str | PathLike[str] | Checkpoint | None
+    names_x: Iterable[Any] | None
+    names_y: Iterable[Any] | None
 
 
 @overload

@@ -28,6 +28,7 @@ from torchgw.entry import entry
 from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
+from torchgw.request.names import check_names
 from torchgw.request.request import Cost
 from torchgw.request.spaces import check_distances
 from torchgw.runtime.surroundings import undisturbed_methods
@@ -152,6 +153,8 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             "marginals": Balanced() if self.marginals is None else self.marginals,
             "options": GWOptions() if self.options is None else self.options,
             "random_state": _seed(self.random_state),
+            "names_x": check_names("X", None, X, len(source)),
+            "names_y": check_names("Y", None, y, len(target)),
         }
         result = gw_align(source, target, p=p, q=q, cost=cost, supervision=supervision, **settings)
         if result.status is Status.CANCELLED and self.callback is None:

@@ -239,7 +239,8 @@ class _Solver:
             self.arguments |= {"distances": "auto", "device": coupling.device}
         else:  # in terms of what the user gave
             given = self.first
-            result = replace(result, known=given.known, graphs=given.graphs, numpy_input=given.numpy_input)
+            members = ("known", "graphs", "numpy_input", "names_x", "names_y")
+            result = replace(result, **{name: getattr(given, name) for name in members})
         mass, entropy = coupling.marginal(1).cpu().double(), entropy_and_margin(coupling)[0].cpu().double()
         mean = float((mass * entropy)[mass > 0].sum() / mass.sum())
         self.seen.append((math.log(epsilon), mean))

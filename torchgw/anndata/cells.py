@@ -58,7 +58,8 @@ def align(
 
     Returns
     -------
-    GWResult of a (N,) and b (K,). On ``a`` is written, where "torchgw" stands for ``key_added``:
+    GWResult of a (N,) and b (K,), with the names of the cells. On ``a`` is written, where "torchgw" stands for
+    ``key_added``:
 
     - ``obsm["X_torchgw"]``: coordinates among the cells of ``b``, (N, E);
     - ``obs["torchgw_match"]``: name of the cell of ``b`` that most of the mass goes to;
@@ -115,7 +116,7 @@ def align(
     advice = "carry fewer labels, or coordinates of fewer dimensions"
     validate.memory("what b tells of all cells", 8 * max(len(X), len(Y)) * width, limit, advice)
 
-    result = gw_align(X, Y, **keywords)
+    result = gw_align(X, Y, **{"names_x": a.obs_names, "names_y": b.obs_names} | keywords)
 
     pulled = np.asarray(result.pull(np.concatenate([Y, *(columns for columns, _ in told)], axis=1)))
     place, shares = pulled[:, : Y.shape[1]], pulled[:, Y.shape[1] :]

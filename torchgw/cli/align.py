@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from torchgw import report
 from torchgw.align import begun_by_ranks, gw_align, resume
-from torchgw.cli.input import WITHOUT_INDEX, mapped, read_space
-from torchgw.cli.output import check_output, described, write_matching, write_whole
+from torchgw.cli.input import DELIMITERS, WITHOUT_INDEX, Named, as_number, mapped, read_cells, read_named, read_space
+from torchgw.cli.output import as_cell, check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
 from torchgw.diagnostics.verdict import Verdict
@@ -33,6 +33,7 @@ from torchgw.types import TorchGWWarning
 from torchgw.validate import looks_like_distances
 
 GIB = 2**30
+Names: TypeAlias = "tuple[Sequence[str] | None, Sequence[str] | None]"
 MODELS = {"semi_relaxed": "--semi-relaxed", "unbalanced": "--unbalanced", "partial": "--partial"}
 
 
@@ -54,6 +55,10 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
     if not cells and (arguments.labels or arguments.use_rep or arguments.keep_plan):
         raise ValueError(f"--labels, --use-rep and --keep-plan need an .h5ad output, got {arguments.output}")
+    if cells and (arguments.index_col is not None or arguments.edges):
+        raise ValueError("--index-col and --edges are for tables; the names of cells are those of obs")
+    if arguments.edges and (arguments.index_col is not None or not DELIMITERS.keys() & {file.suffix for file in files}):
+        raise ValueError("--edges is for tables without --index-col, whose first two columns name the nodes")
     if cells and arguments.checkpoint is not None:
         raise ValueError(
             "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
@@ -70,7 +75,11 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
             raise ValueError("--nproc and torchrun need an .npz or .csv output: cells are aligned by one process")
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
-    source, target = (space_of(name, file, limit) for name, file in zip(("source", "target"), files, strict=True))
+    (source, names_x), (target, names_y) = (
+        space_of(name, file, limit, index, arguments.edges)
+        for name, file, index in zip(("source", "target"), files, _index_columns(arguments), strict=True)
+    )
+    keywords |= {"names_x": names_x, "names_y": names_y, **beside(arguments, limit, (names_x, names_y))}
     drawn = (source, target) if among_ranks() else (None, None)  # whose results have no points
     if arguments.report and not all(side is None or isinstance(side, np.ndarray) for side in drawn):
         raise ValueError("--report by several processes is for points, got a graph; leave out --report or --nproc")
@@ -129,16 +138,47 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "backend": arguments.backend,
         "random_state": arguments.seed,
         "checkpoint": arguments.checkpoint,
-        "supervision": None if arguments.pairs is None else known_pairs(arguments.pairs, options.max_memory),
-        "cost": None if arguments.features is None else features_of(arguments.features, options.max_memory),
         "alpha": arguments.alpha,
     }
 
 
-def space_of(name: str, path: Path, limit: int) -> Any:
-    """The points, distances or graph in a file; a table whose first column counts its rows is warned of."""
-    found = mapped(name, path) if among_ranks() and path.suffix == ".npy" else read_space(name, path, limit)
-    if path.suffix in (".csv", ".tsv") and found.shape[1] > 1 and len(found) > 2 and not looks_like_distances(found):
+def beside(arguments: argparse.Namespace, limit: int, names: Names) -> dict[str, Any]:
+    """The arguments of `gw_align` that other files hold, about points with these names."""
+    pairs, features = arguments.pairs, arguments.features
+    return {
+        "supervision": None if pairs is None else known_pairs(pairs, limit, names),
+        "cost": None if features is None else features_of(features, limit, names),
+    }
+
+
+def _index_columns(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
+    """The title of the column of names in each of both files; one title is for all tables."""
+    titles, tables = arguments.index_col, [arguments.source.suffix in DELIMITERS, arguments.target.suffix in DELIMITERS]
+    if titles is None:
+        return None, None
+    if len(titles) > 2 or not (all(tables) if len(titles) == 2 else any(tables)):
+        wanted = "once for one or two tables, or twice, for the source's and the target's"
+        raise ValueError(
+            f"--index-col must be given {wanted} (.csv, .tsv), got it {len(titles)} times for {arguments.source} and "
+            f"{arguments.target}"
+        )
+    return titles[0] if tables[0] else None, titles[-1] if tables[1] else None
+
+
+def space_of(name: str, path: Path, limit: int, index: str | None = None, edges: bool = False) -> Named:
+    """The points, distances or graph in a file, and names of the points; a table whose first column counts its rows is
+    warned of."""
+    if among_ranks() and path.suffix == ".npy":
+        return mapped(name, path), None
+    found, names = read_named(name, path, limit, index=index, edges=edges)
+    if (
+        path.suffix in DELIMITERS
+        and isinstance(found, np.ndarray)
+        and names is None
+        and found.shape[1] > 1
+        and len(found) > 2
+        and not looks_like_distances(found)
+    ):
         count = found[:, 0] - found[0, 0]
         if found[0, 0] in (0, 1) and (count == np.arange(len(found))).all():
             warn_caller(
@@ -146,19 +186,35 @@ def space_of(name: str, path: Path, limit: int) -> Any:
                 f"{WITHOUT_INDEX}",
                 TorchGWWarning,
             )
-    return found
+    return found, names
 
 
-def features_of(paths: Sequence[Path], limit: int) -> tuple[Any, Any]:
-    """Features of the source's points and of the target's; one for each point may come without the second dimension."""
-    found = [read_space("--features", path, limit, column=True) for path in paths]
+def features_of(paths: Sequence[Path], limit: int, names: Names = (None, None)) -> tuple[Any, Any]:
+    """Features of the source's points and of the target's; one for each point may come without the second dimension.
+    Rows that have names go to the points that have them, where these do."""
+    found = list[Any]()
+    for path, points in zip(paths, names, strict=True):
+        side, rows = read_named("--features", path, limit, column=True)
+        if points is not None and rows is not None:
+            place = {name: i for i, name in enumerate(rows)}
+            others = sorted(set(points) ^ place.keys())
+            if others:
+                raise ValueError(
+                    f"--features must have a row for each point, of the same name, got {path}: {others[0]!r} "
+                    f"is in one of the two files"
+                )
+            side = side[[place[name] for name in points]]
+        found.append(side)
     if not all(isinstance(side, np.ndarray) for side in found):
         raise ValueError(f"--features must be two tables, one row for each point, got {paths[0]} and {paths[1]}")
     return found[0], found[1]
 
 
-def known_pairs(path: Path, limit: int) -> Supervision:
-    """Rows of source and target that belong together, counted from 0: the first two columns of a file."""
+def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervision:
+    """Points of source and target that belong together, in the first two columns of a file: names of points that have
+    some, rows of others, counted from 0."""
+    if path.suffix in DELIMITERS:
+        return _pairs_of_table(path, limit, names)
     table = read_space("--pairs", path, limit)
     if not isinstance(table, np.ndarray) or table.shape[1] < 2:
         raise ValueError(f"--pairs must be a table with two columns, rows of source and target, got {path}")
@@ -166,6 +222,39 @@ def known_pairs(path: Path, limit: int) -> Supervision:
     if not (np.isfinite(pairs).all() and (pairs == np.floor(pairs)).all() and np.abs(pairs).max() < 2**53):
         raise ValueError(f"--pairs must begin with two columns of row numbers, counted from 0, got {path}")
     return Supervision(pairs=pairs.astype(np.int64))
+
+
+def _pairs_of_table(path: Path, limit: int, names: Names) -> Supervision:
+    rows = read_cells("--pairs", path, limit)
+    if any(len(cells) < 2 for _, cells in rows):
+        raise ValueError(f"--pairs must be a table with two columns, points of source and target, got {path}")
+    places = [_places(side, [cells[which].strip() for _, cells in rows]) for which, side in enumerate(names)]
+    header = bool(rows) and all(side[0] is None for side in places)
+    for which, side in enumerate(places):
+        if None in side[header:]:
+            line, cells = rows[side.index(None, header)]
+            wanted = "row numbers, counted from 0" if names[which] is None else "names of points, or rows from 0"
+            raise ValueError(
+                f"--pairs must hold {wanted}, of the {('source', 'target')[which]}, got {cells[which][:40]!r} on line "
+                f"{line} of {path}"
+            )
+    if not rows[header:]:
+        raise ValueError(f"--pairs must hold pairs of points, got none in {path}")
+    return Supervision(pairs=np.array([side[header:] for side in places], dtype=np.int64).T)
+
+
+def _places(names: Sequence[str] | None, cells: Sequence[str]) -> list[int | None]:
+    """The point that each cell means: by its name, also as `write_matching` writes it, or by its row if no cell is a
+    name; None of others."""
+    place = {as_cell(name): i for i, name in enumerate(names or ())} | {name: i for i, name in enumerate(names or ())}
+    found = [place.get(cell) for cell in cells]
+    return found if any(i is not None for i in found) else [_row(cell) for cell in cells]
+
+
+def _row(cell: str) -> int | None:
+    """The number of a row, also written as a float; None of anything else."""
+    found = as_number(cell)
+    return None if found is None or not found.is_integer() else int(found)
 
 
 def memory_limit(arguments: argparse.Namespace) -> int:
@@ -259,8 +348,10 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
         for name, file in (("source", arguments.source), ("target", arguments.target))
     )
     more = {"use_rep": arguments.use_rep, "labels": arguments.labels, "plan": arguments.keep_plan}
-    solve = partial(anndata.align, source, target, **more, **keywords)
     try:
+        names = source.obs_names.tolist(), target.obs_names.tolist()
+        told = beside(arguments, keywords["options"].max_memory, names)
+        solve = partial(anndata.align, source, target, **more, **keywords, **told)
         result = _followed("align", (arguments.source, arguments.target), solve)
         write_whole(lambda aside: anndata.write(source, aside), arguments.output)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from pathlib import Path
 
-from torchgw.cli.input import READERS
+from torchgw.cli.input import SUFFIXES
 from torchgw.kernels.dispatch import BACKENDS
 from torchgw.options import (
     STRATEGIES,
@@ -20,7 +20,7 @@ from torchgw.request.spaces import DISTANCES
 from torchgw.types import AUTO, Epsilon
 
 SHELLS = ("bash", "zsh", "tcsh")
-KINDS = ", ".join(READERS)
+KINDS = ", ".join(SUFFIXES)
 TABLES = "result to write: .npz, everything; .csv, the matching"
 TIMEOUT = 1800.0
 KEPT = "keep the solve here, for `torchgw resume`; not with an .h5ad output"
@@ -39,6 +39,13 @@ def align(command: ArgumentParser) -> None:
     _output(command, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _report(command)
     _distances(command, DISTANCES)
+    command.add_argument("--edges", action="store_true", help="tables are lists of edges: u, v and perhaps a length")
+    command.add_argument(
+        "--index-col",
+        action="append",
+        metavar="TITLE",
+        help="column of tables that names the points; twice if the two differ (default: a first column of texts)",
+    )
     command.add_argument(
         "--epsilon", type=epsilon, default=AUTO, help="entropy, 0 for none, or auto (default: %(default)s)"
     )
@@ -46,7 +53,7 @@ def align(command: ArgumentParser) -> None:
     models.add_argument("--semi-relaxed", type=float, metavar="RHO", help="the target's masses may give way")
     models.add_argument("--unbalanced", type=float, metavar="RHO", help="masses of both may give way")
     models.add_argument("--partial", type=float, metavar="MASS", help="only this share of the mass moves")
-    command.add_argument("--pairs", type=Path, metavar="TABLE", help="known matches: rows of both, from 0")
+    command.add_argument("--pairs", type=Path, metavar="TABLE", help="known matches: names of both, or rows from 0")
     command.add_argument("--features", type=Path, nargs=2, metavar="TABLE", help="what both sides measured: two tables")
     command.add_argument("--alpha", type=float, help="weight of distances beside features; 0.99: features break ties")
     command.add_argument(

@@ -4,20 +4,30 @@ first."""
 from __future__ import annotations
 
 import csv
+import shlex
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import chain
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.persist import guards
+from torchgw.request.names import find_fault
 from torchgw.types import Array
+
+Named: TypeAlias = "tuple[Any, list[str] | None]"
 
 WITHOUT_INDEX = "(pandas: to_csv(path, index=False))"
 LONGEST_LINE = 2**24
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+EDGES = (("source", "target", "weight"), ("from", "to", "weight"), ("u", "v", "w"))
+SUFFIXES = (".npy", ".npz", *DELIMITERS, ".h5ad")
 PARTS = {
     "csr": ("data", "indices", "indptr"),
     "csc": ("data", "indices", "indptr"),
@@ -28,10 +38,25 @@ PARTS = {
 
 
 def read_space(name: str, path: Path, max_memory: int | None = None, *, column: bool = False) -> Any:
-    """The points (N, D), distance matrix (N, N) or sparse graph in a file.
+    """The points, distance matrix or graph of `read_named`, without names."""
+    return read_named(name, path, max_memory, column=column)[0]
+
+
+def read_named(
+    name: str,
+    path: Path,
+    max_memory: int | None = None,
+    *,
+    column: bool = False,
+    index: str | None = None,
+    edges: bool = False,
+) -> Named:
+    """The points (N, D), distance matrix (N, N) or sparse graph in a file, and the names (N,) of its points, or None.
 
     .npy and .npz hold one array (or, for several, one called "X" or "points"; or a matrix of SciPy's ``save_npz``),
-    .csv and .tsv numbers with an optional header line, .h5ad cells: ``obsm["X_pca"]`` if there, else ``X``.
+    .csv and .tsv numbers with an optional header line, .h5ad cells: ``obsm["X_pca"]`` if there, else ``X``. If the
+    first column of a table holds no numbers, it holds names. A table with the header source,target or
+    source,target,weight is a list of edges.
 
     Parameters
     ----------
@@ -40,10 +65,12 @@ def read_space(name: str, path: Path, max_memory: int | None = None, *, column: 
     max_memory : bytes that its numbers may take as float64, by default that of `GWOptions`. What a file declares is
         compared with it before it is allocated.
     column : take an array (N,) as (N, 1).
+    index : title of the column of a table that holds names.
+    edges : whether a table is a list of edges u, v, or u, v, w, whatever its header.
 
     Returns
     -------
-    A real array of two dimensions in the file's dtype, or a square SciPy sparse matrix.
+    A real array of two dimensions in the file's dtype, or a square SciPy sparse matrix; and names.
 
     Raises
     ------
@@ -51,13 +78,16 @@ def read_space(name: str, path: Path, max_memory: int | None = None, *, column: 
         Naming the file and what is wrong with it, in one line.
     """
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
-    with guards.untrusted(name, path, *READERS):
-        found = READERS[path.suffix](path, limit)
+    with guards.untrusted(name, path, *SUFFIXES):
+        if path.suffix in DELIMITERS:
+            found, names = _read_text(path, limit, index, edges)
+        else:
+            found, names = READERS[path.suffix](path, limit), None
         found = found[:, None] if column and found.ndim == 1 else found
         if found.ndim != 2 or 0 in found.shape:
             remedy = "; one number for each row goes as a column, x[:, None]" if found.ndim == 1 else ""
             raise ValueError(f"it must hold rows and columns, got shape {found.shape}{remedy}")
-    return found
+    return found, names
 
 
 def _read_npy(path: Path, limit: int) -> Array:
@@ -106,37 +136,149 @@ def _shape(found: Array) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-def _read_text(path: Path, limit: int) -> Array:
-    """Numbers, read line by line into eight bytes each."""
-    delimiter = "," if path.suffix == ".csv" else "\t"
-    numbers, width, header = array("d"), 0, False
-    for at, cells in _rows(path, delimiter, min(LONGEST_LINE, max(limit // 64, 1))):
-        if len(cells) == 1:
-            _check_separator(at, cells[0], path.suffix)
-        row = [_number(cell) for cell in cells]
-        if not (width or header) and all(number is None for number in row):
-            if "" in cells:
-                place = f"column {cells.index('') + 1}"
-                raise ValueError(f"{place} has no name, like an index; leave it out of the file {WITHOUT_INDEX}")
-            header = True
-            continue
+def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
+    """Numbers, read line by line into eight bytes each, and the names in a column; or a graph, of its edges."""
+    rows = _rows(path, limit)
+    first = next(rows, (0, []))
+    listed = _are_edges(first[1], EDGES[0])
+    if edges or (listed and index is None):
+        titles = _are_edges(first[1], *EDGES) or (len(first[1]) == 3 and as_number(first[1][2]) is None)
+        return _read_edges(rows if titles else chain([first], rows), limit)
+    header = first[1] if _is_header(first[1]) else None
+    column = None if index is None else _column_called(index, header)
+    numbers, names, width, texts = array("d"), list[str](), 0, 0
+    for line, cells in rows if header or not first[0] else chain([first], rows):
+        if not width:
+            width = len(cells)
+            column = _column_of_names(header, cells) if index is None else column
+        if len(cells) != width:
+            raise ValueError(f"it must hold rows of equal length, got {width} and, on line {line}, {len(cells)}")
+        if column is not None:
+            name = cells.pop(column).strip()
+            if index is None and name and not _is_name(name):
+                raise ValueError(
+                    f"column 1 holds {name[:20]!r} on line {line}, which is no name, and {names[0][:20]!r} before; "
+                    f"fill in numbers that are missing, or say --index-col if all of them are names"
+                )
+            names.append(name)
+            texts += len(name)
+        row = [as_number(cell) for cell in cells]
         if None in row:
-            column = row.index(None)
-            hint = f"; if these are names, leave them out of the file {WITHOUT_INDEX}" if column == 0 else ""
-            raise ValueError(f"line {at} holds {cells[column][:20]!r}, not a number in column {column + 1}{hint}")
-        width = width or len(row)
-        if len(row) != width:
-            raise ValueError(f"it must hold rows of equal length, got {width} and, on line {at}, {len(row)}")
+            wrong = row.index(None)
+            place = wrong + (column is not None and column <= wrong)
+            hint = "; if these are names of the points, --index-col takes the column for them" if place == 0 else ""
+            raise ValueError(f"line {line} holds {cells[wrong][:20]!r}, not a number in column {place + 1}{hint}")
         numbers.extend(row)  # type: ignore[arg-type]
-        guards.fits("it", len(numbers), limit)
-    if not width:
+        guards.fits("it", len(numbers) + texts // 8, limit)
+    if not numbers:
         raise ValueError("it holds no rows of numbers")
-    return np.frombuffer(numbers).reshape(-1, width)
+    if fault := find_fault(names):
+        raise ValueError(f"column {(column or 0) + 1} must hold a name of its own for each point, got {fault}")
+    return np.frombuffer(numbers).reshape(-1, width - bool(names)), names or None
 
 
-def _rows(path: Path, delimiter: str, longest: int) -> Iterator[tuple[int, list[str]]]:
-    """Cells of each line that has some, with its number. A line of more than ``longest`` characters is not read to its
-    end, and no cell goes on over several."""
+def _are_edges(cells: list[str], *titles: tuple[str, str, str]) -> bool:
+    """Whether a header is that of a list of edges."""
+    found = tuple(cell.strip().lower() for cell in cells)
+    return any(found in (each, each[:2]) for each in titles)
+
+
+def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int) -> Named:
+    """The graph of a list of edges u, v, or u, v, w, each of which goes both ways, as a symmetric CSR matrix, with the
+    names of its nodes. Integers are sorted; if they only count the nodes, these have no names."""
+    place, ends, weights, texts = dict[str, int](), array("q"), array("d"), 0
+    for line, cells in rows:
+        if len(cells) not in (2, 3):
+            raise ValueError(f"line {line} must hold an edge, two nodes and perhaps a weight, got {len(cells)} cells")
+        weight = 1.0 if len(cells) == 2 else as_number(cells[2])
+        if weight is None or not isfinite(weight):
+            raise ValueError(f"line {line} holds {cells[2][:20]!r}, not a finite number as the weight of an edge")
+        for node in (cell.strip() for cell in cells[:2]):
+            if not node:
+                raise ValueError(f"line {line} must name both nodes of an edge, got an empty cell")
+            texts += 0 if node in place else len(node)
+            ends.append(place.setdefault(node, len(place)))
+        weights.append(weight)
+        guards.fits("it", len(ends) + len(weights) + texts // 8, limit)
+    if not weights:
+        raise ValueError("it holds no edges")
+    names, count = list(place), len(place)
+    i, j = np.frombuffer(ends, dtype=np.int64).reshape(-1, 2).T
+    if all(name.isdecimal() for name in names):
+        order = sorted(range(count), key=lambda at: int(names[at]))
+        rank = np.argsort(order)
+        names, i, j = [names[at] for at in order], rank[i], rank[j]
+    low, high, given = np.minimum(i, j), np.maximum(i, j), np.frombuffer(weights)
+    _, first, which = np.unique(low * count + high, return_index=True, return_inverse=True)
+    other = np.flatnonzero(given != given[first][which])
+    if len(other):
+        ends_of = names[i[other[0]]], names[j[other[0]]]
+        raise ValueError(
+            f"it must have one weight for each edge, which goes both ways, got {given[first][which][other[0]]:g} and "
+            f"{given[other[0]]:g} between {ends_of[0]!r} and {ends_of[1]!r}"
+        )
+    low, high, given = low[first], high[first], given[first]
+    apart = low != high
+    both = (np.concatenate((low, high[apart])), np.concatenate((high, low[apart])))
+    graph = csr_array((np.concatenate((given, given[apart])), both), shape=(count, count))
+    return graph, None if names == [str(at) for at in range(count)] else names
+
+
+def _is_header(cells: list[str]) -> bool:
+    """Whether a line names columns: no cell is a number, or they count the columns that stand after an index."""
+    counts = len(cells) > 1 and _is_index(cells[0]) and cells[1:] == [str(i) for i in range(len(cells) - 1)]
+    return bool(cells) and (counts or all(as_number(cell) is None for cell in cells))
+
+
+def _is_index(title: str) -> bool:
+    """Whether a column with this title is an index by its name, or by having none."""
+    return title.strip().lower() in ("", "id", "index", "unnamed: 0")
+
+
+def _column_called(index: str, header: list[str] | None) -> int:
+    """The place of the column that was named as the index."""
+    titles = [title.strip() for title in header or ()]
+    if titles.count(index) != 1:
+        found = f"a header with {', '.join(map(repr, titles))}" if titles else "no header line"
+        raise ValueError(f"it must have one column called {index!r}, as --index-col says, got {found}")
+    return titles.index(index)
+
+
+def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
+    """0 where a table begins with a name, else None; refused where its header calls numbers an index."""
+    if len(cells) == 1:
+        return None
+    for place, (title, cell) in enumerate(zip(header or (), cells, strict=False)):
+        if _is_index(title) and as_number(cell) is not None:
+            called = f"is called {title.strip()}" if title.strip() else "has no name"
+            raise ValueError(
+                f"column {place + 1} {called} and holds numbers, like an index: `torchgw align --index-col "
+                f"{shlex.quote(title.strip())}` takes it for names of the points; leave it out of the file "
+                f"{WITHOUT_INDEX}, or rename it if it is a coordinate"
+            )
+    return 0 if _is_name(cells[0]) else None
+
+
+def _is_name(cell: str) -> bool:
+    """Whether a cell is taken for a name without being called one; 1,000 and 1_000 may be numbers that were meant."""
+    return as_number(cell) is None and any(map(str.isalpha, cell))
+
+
+def read_cells(name: str, path: Path, max_memory: int) -> list[tuple[int, list[str]]]:
+    """The cells of a table as texts, with the numbers of their lines."""
+    found, size = list[tuple[int, list[str]]](), 0
+    with guards.untrusted(name, path, *DELIMITERS):
+        for line, cells in _rows(path, max_memory):
+            size += sum(map(len, cells))
+            guards.fits("it", size, max_memory)
+            found.append((line, cells))
+    return found
+
+
+def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
+    """Cells of each line that has some, with its number. A line that is longer than a part of the limit is not read to
+    its end, and no cell goes on over several."""
+    longest = min(LONGEST_LINE, max(limit // 64, 1))
     with path.open(newline="", encoding="utf-8-sig") as file:
         at = 0
         while line := file.readline(longest + 1):
@@ -144,9 +286,11 @@ def _rows(path: Path, delimiter: str, longest: int) -> Iterator[tuple[int, list[
             if len(line) > longest:
                 raise ValueError(f"line {at} has more than {longest} characters")
             try:
-                cells = next(csv.reader([line], delimiter=delimiter, strict=True), [])
+                cells = next(csv.reader([line], delimiter=DELIMITERS[path.suffix], strict=True), [])
             except csv.Error as error:
                 raise ValueError(f"line {at} is no line of cells: {error}") from None
+            if len(cells) == 1:
+                _check_separator(at, cells[0], path.suffix)
             if cells:
                 yield at, cells
 
@@ -159,14 +303,14 @@ def _check_separator(at: int, cell: str, suffix: str) -> None:
         raise ValueError(f"line {at} is separated by tabs; call the file .tsv")
     if "," in cell and suffix == ".tsv":
         raise ValueError(f"line {at} is separated by commas; call the file .csv")
-    if len(parts := cell.split()) > 1 and None not in map(_number, parts):
+    if len(parts := cell.split()) > 1 and None not in map(as_number, parts):
         mark = "commas" if suffix == ".csv" else "tabs"
         raise ValueError(
             f"line {at} has {len(parts)} numbers in a cell; put {mark} between columns, no spaces into numbers"
         )
 
 
-def _number(cell: str) -> float | None:
+def as_number(cell: str) -> float | None:
     """A cell as a number, None if it is not one; Python's 1_000 is none elsewhere."""
     try:
         return None if "_" in cell else float(cell)
@@ -221,10 +365,4 @@ def _attribute(group: Any, name: str, shape: tuple[int, ...]) -> Any:
     return group.attrs[name] if there else None
 
 
-READERS: dict[str, Callable[[Path, int], Any]] = {
-    ".npy": _read_npy,
-    ".npz": _read_npz,
-    ".csv": _read_text,
-    ".tsv": _read_text,
-    ".h5ad": _read_h5ad,
-}
+READERS: dict[str, Callable[[Path, int], Any]] = {".npy": _read_npy, ".npz": _read_npz, ".h5ad": _read_h5ad}

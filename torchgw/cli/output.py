@@ -20,6 +20,9 @@ SAID = (
 )
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
 def check_output(path: Path, *suffixes: str, name: str = "output") -> None:
     """Refuse, before the solve, a place that the result could not be written to."""
     if path.suffix not in suffixes:
@@ -50,13 +53,23 @@ def write_whole(write: Callable[[Path], object], path: Path) -> None:
 
 def write_matching(result: GWResult, path: Path) -> None:
     """A table of the source's points, the best target of each, and the share of its mass that goes there; both empty
-    where a point has none to match."""
+    where a point has none to match. Points have their names, or else their numbers."""
     (mass, best), given = result.top_k(1), result.marginal(1)
+    sources, targets = (
+        range(size) if names is None else [as_cell(str(name)) for name in names]
+        for size, names in zip(result.shape, (result.names_x, result.names_y), strict=True)
+    )
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(("source", "target", "share"))
         for i, (part, target, total) in enumerate(zip(mass[:, 0], best[:, 0], given, strict=True)):
-            table.writerow((i, int(target), f"{float(part) / float(total):.6g}") if total > 0 else (i, "", ""))
+            share = f"{float(part) / float(total):.6g}" if total > 0 else ""
+            table.writerow((sources[i], targets[int(target)] if total > 0 else "", share))
+
+
+def as_cell(name: str) -> str:
+    """A name as a cell that spreadsheets show: one that begins like a formula gets an apostrophe in front."""
+    return f"'{name}" if name.startswith(FORMULA) else name
 
 
 def described(result: GWResult, path: Path) -> dict[str, Any]:

@@ -12,15 +12,13 @@ import numpy as np
 
 from torchgw.cli.align import Interrupted, memory_limit
 from torchgw.cli.input import read_space
-from torchgw.cli.output import check_output, write_whole
+from torchgw.cli.output import as_cell, check_output, write_whole
 from torchgw.options import GWOptions
 from torchgw.progress import bar_on_terminal
 from torchgw.report.contents import finite
 
 if TYPE_CHECKING:
     from torchgw.pairwise import PairwiseResult
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -78,8 +76,3 @@ def save_table(path: Path, names: list[str], found: PairwiseResult) -> None:
         table = csv.writer(file)
         table.writerow(map(as_cell, names))
         table.writerows(found.square().tolist())
-
-
-def as_cell(name: str) -> str:
-    """A name as a cell that spreadsheets show: one that begins like a formula gets an apostrophe in front."""
-    return f"'{name}" if name.startswith(FORMULA) else name

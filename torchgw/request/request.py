@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw import ranges, validate
@@ -52,6 +54,7 @@ from torchgw.request.limits import (
     sharp_fits,
     takes_few_entries,
 )
+from torchgw.request.names import check_names, stored
 from torchgw.request.objective import (
     as_pair,
     check_alpha,
@@ -104,6 +107,7 @@ class Asked:
     options, gradient_mode : how to solve, and how to differentiate.
     device, backend, random_state : where, by which kernels, from which seed.
     callback, checkpoint : progress, and the folder to resume from.
+    names_x, names_y : names of the points.
     """
 
     X: Any
@@ -124,6 +128,8 @@ class Asked:
     random_state: RandomState
     callback: Callback | None
     checkpoint: str | PathLike[str] | Checkpoint | None
+    names_x: Iterable[Any] | None
+    names_y: Iterable[Any] | None
 
     def check(self) -> None:
         """Refuse what can be seen to be wrong in one argument alone, but for spaces, masses and costs."""
@@ -171,6 +177,7 @@ class Request:
     sharpens : whether an epsilon that is left to the solve ends at zero, from a plan that is solved with one.
     precision_loss : which points rounding does not tell apart, and what to do; nothing where it does, and before that
         is known.
+    names : names (N,), (K,) of all points, also of those without mass; None for points without.
     """
 
     asked: Asked
@@ -195,6 +202,7 @@ class Request:
     curves: bool = False
     sharpens: bool = False
     precision_loss: str = ""
+    names: tuple[NDArray[np.object_] | None, NDArray[np.object_] | None] = (None, None)
 
     @classmethod
     def of(cls, asked: Asked) -> Request:
@@ -224,6 +232,8 @@ class Request:
         options = settled(asked.options, facts)
         kinds = check_distances(asked.distances)
         spaces, whole = check_spaces(asked.X, asked.Y, kinds, weight, cost, options.spaces), asked
+        n, k = sizes_of(spaces)
+        names = check_names("X", asked.names_x, asked.X, n), check_names("Y", asked.names_y, asked.Y, k)
         device = pick_device(asked.device, (asked.X, asked.Y, *tensors_of(cost)), math.prod(sizes_of(spaces)))
         generator = make_generator(asked.random_state, device)
         p, q = (validate.masses(*side) for side in zip("pq", (asked.p, asked.q), sizes_of(spaces), "NK", strict=True))
@@ -297,6 +307,7 @@ class Request:
             kernels=kernels,
             against_exact=against,
             sharp=sharp,
+            names=names,
         )
 
     def resolved(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
@@ -456,7 +467,8 @@ class Request:
         init = whole.init.plan if isinstance(whole.init, Readable) else whole.init
         graphs = {name: validate.adjacency(name, kept[name]) for name in "XY" if validate.is_networkx(kept[name])}
         decided = {"cost": as_pair(whole.cost), "init": init, "epsilon": epsilon, "device": self.device}
-        return kept | graphs | decided
+        names = dict(zip(("names_x", "names_y"), map(stored, self.names), strict=True))
+        return kept | graphs | decided | names
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""

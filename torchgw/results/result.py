@@ -57,7 +57,7 @@ from torchgw.spaces.subspace import name_of
 from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
-NOT_SAVED = ("known", "model", "differentiated", "names_x", "names_y")
+NOT_SAVED = ("known", "model", "differentiated")
 
 
 class Told(NamedTuple):
@@ -153,7 +153,8 @@ class GWResult(Readable):
     alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it had
         supervision, and that without a strength.
     numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
-    names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without.
+    names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without. Files keep texts,
+        numbers and tuples of these, and the text of other names.
     known, model : the two spaces, for `unseen`, and the objective between them, for `curvature`; not saved.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
@@ -279,6 +280,8 @@ class GWResult(Readable):
             known=known_points(request.spaces, spaces, graphs) if alone else None,
             model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature
             differentiated=differentiated,
+            names_x=request.names[0],
+            names_y=request.names[1],
         )
 
     def __repr__(self) -> str:

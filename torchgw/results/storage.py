@@ -26,6 +26,7 @@ from torchgw.marginals import MARGINALS
 from torchgw.options import GROUPS, GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import checked_seal, written
+from torchgw.request.names import as_names, stored
 from torchgw.spaces.graph import GraphReport
 from torchgw.types import Array
 
@@ -42,6 +43,7 @@ SHAPES: dict[type[BlockCoupling], dict[str, str]] = {
 }
 ORDERS = ("row_order", "column_order")
 MASSES = ("plan", "Q", "R", "x", "y", "mass")
+NAMES = ("names_x", "names_y")
 
 
 def write(path: str | PathLike[str], members: dict[str, Any], coupling: BlockCoupling) -> None:
@@ -61,7 +63,9 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
     """The members of a result as arrays: ``matching`` (N,), ``value``, natural-log ``f`` and ``g`` where there are any,
     ``coupling_*``, ``basin_*`` and ``meta`` (JSON)."""
     basins, options = members["basins"], members["options"]
-    plain = {k: v for k, v in members.items() if k not in ("coupling", "status", "options", "history", "graphs")}
+    apart = ("coupling", "status", "options", "history", "graphs", *NAMES)
+    plain = {k: v for k, v in members.items() if k not in apart}
+    plain |= {name: stored(members[name]) for name in NAMES if members[name] is not None}
     plain |= {
         "status": members["status"].name,
         "options": asdict(members["options"]) | {"loss": _from_loss(options.loss)},
@@ -101,6 +105,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     options = {name: _to_group(name, value) for name, value in meta["options"].items()}
     coupling = _coupling(tensors, torch.from_numpy(arrays["matching"]))
     n, k = coupling.shape
+    names = {name: _to_names(name, meta.get(name), size) for name, size in zip(NAMES, (n, k), strict=True)}
     many = len(meta["basins"])
     _check_indices("matching", arrays["matching"], (n,), k)
     if many:
@@ -118,21 +123,42 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         )
         for i, entry in enumerate(meta["basins"])
     )
-    return meta | {
-        "coupling": coupling,
-        "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
-        "path": tuple(EpsilonStep(**step) for step in meta.get("path", ())),
-        "warnings": tuple(IssuedWarning(**warning) for warning in meta.get("warnings", ())),
-        "status": Status[meta["status"]],
-        "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
-        "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),
-        "history": History(**meta["history"]),
-        "certificate": Certificate(**meta["certificate"]).counted(basins),  # which earlier versions did not say
-        "basins": basins,
-        "graphs": tuple(_to_report(report) for report in meta["graphs"]),
-        "scales": tuple(meta["scales"]),
-        "providers": tuple(meta["providers"]),
-    }
+    return (
+        meta
+        | names
+        | {
+            "coupling": coupling,
+            "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
+            "path": tuple(EpsilonStep(**step) for step in meta.get("path", ())),
+            "warnings": tuple(IssuedWarning(**warning) for warning in meta.get("warnings", ())),
+            "status": Status[meta["status"]],
+            "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
+            "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),
+            "history": History(**meta["history"]),
+            "certificate": Certificate(**meta["certificate"]).counted(basins),  # which earlier versions did not say
+            "basins": basins,
+            "graphs": tuple(_to_report(report) for report in meta["graphs"]),
+            "scales": tuple(meta["scales"]),
+            "providers": tuple(meta["providers"]),
+        }
+    )
+
+
+def _to_names(member: str, saved: Any, size: int) -> Array | None:
+    """The names of points; None where a file has none."""
+    if saved is None:
+        return None
+    if not isinstance(saved, list) or len(saved) != size:
+        raise ValueError(f"its {member} must be a list of {size} names")
+    names = list(map(_to_name, saved))
+    if None in names:
+        raise ValueError(f"its {member} must hold texts, numbers and lists of these")
+    return as_names(names)
+
+
+def _to_name(saved: Any) -> Any:
+    """A name by what `torchgw.request.names.stored` made of it: JSON has lists for tuples."""
+    return tuple(map(_to_name, saved)) if isinstance(saved, list) else None if isinstance(saved, dict) else saved
 
 
 def _to_group(name: str, saved: Any) -> Any:
