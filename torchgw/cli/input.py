@@ -134,6 +134,28 @@ def _read_text(path: Path, limit: int) -> Array:
     return np.frombuffer(numbers).reshape(-1, width)
 
 
+def read_table(name: str, path: Path, limit: int) -> list[list[str]]:
+    """The cells of a .csv or .tsv file as text, without the spaces around them: lines of equal length, at least one.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and what is wrong with it, in one line.
+    """
+    with guards.untrusted(name, path, ".csv", ".tsv"):
+        guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
+        delimiter = "," if path.suffix == ".csv" else "\t"
+        rows = [[cell.strip() for cell in cells] for _, cells in _rows(path, delimiter, LONGEST_LINE)]
+        if not rows:
+            raise ValueError("it holds no lines")
+        for at, row in enumerate(rows):
+            if len(row) != len(rows[0]):
+                raise ValueError(
+                    f"it must hold lines of equal length, got {len(rows[0])} and, as number {at + 1}, {len(row)}"
+                )
+        return rows
+
+
 def _rows(path: Path, delimiter: str, longest: int) -> Iterator[tuple[int, list[str]]]:
     """Cells of each line that has some, with its number. A line of more than ``longest`` characters is not read to its
     end, and no cell goes on over several."""
