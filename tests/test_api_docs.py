@@ -18,7 +18,7 @@ from torchgw.results.out_of_sample import Unseen
 API = Path(__file__).parent.parent / "docs" / "api"
 DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto\w+|data):: (\S+)$", re.MULTILINE)
 ENTRY = re.compile(r"^(?P<names>\*{0,2}\w+(?:, \*{0,2}\w+)*) : \S")
-MODULES = ("anndata", "datasets", "distributed", "plot")
+MODULES = ("anndata", "datasets", "distributed", "metrics", "plot")
 READ = (
     torchgw.GWResult,
     torchgw.GromovWasserstein,

@@ -215,6 +215,8 @@ def test_the_commands_of_the_guides_run(page: str) -> None:
         Path(f"{name}_edges.csv").write_text("source,target\na,b\nb,c\nc,d\nc,e\ne,f\nf,g\n")
     np.savetxt("feature_x.csv", SPIRAL[:, 0])
     np.savetxt("feature_y.csv", ROLL[:, 0])
+    true = np.c_[np.arange(len(SPIRAL)), np.arange(len(SPIRAL))]
+    np.savetxt("truth.csv", true, fmt="%d", delimiter=",", header="source,target", comments="")
     text = (DOCS / f"{page}.md").read_text()
     blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     lines = [line for block in blocks for line in block.splitlines() if line]
@@ -251,7 +253,17 @@ def test_a_remedy_is_named_for_every_warning() -> None:
 
 CLAIMING = [
     page
-    for page in ("start", "concepts", "distances", "epsilon", "marginals", "certificate", "symmetries", "large")
+    for page in (
+        "start",
+        "concepts",
+        "distances",
+        "epsilon",
+        "marginals",
+        "certificate",
+        "metrics",
+        "symmetries",
+        "large",
+    )
     if claims(page)
 ]
 

@@ -25,7 +25,7 @@ FLOORS = (
     ("strategies",),
     ("request",),
     ("planner", "results"),
-    ("align", "plot", "unseen"),
+    ("align", "metrics", "plot", "unseen"),
     ("path", "certified", "estimator", "anndata", "pairwise", "distributed"),
     ("cli", "__init__"),
     ("__main__",),

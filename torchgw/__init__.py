@@ -8,7 +8,7 @@ from typing import Any
 from torchgw._version import __version__ as __version__
 
 # Imported when it is first asked for: torch alone takes a second. `__init__.pyi` says the same to type checkers.
-MODULES = ("anndata", "datasets", "distributed", "plot")
+MODULES = ("anndata", "datasets", "distributed", "metrics", "plot")
 HOMES = {
     "torchgw.align": ("gw_align", "gw_loss", "resume"),
     "torchgw.certified": ("gw_certify",),

@@ -3,6 +3,7 @@
 from torchgw import anndata as anndata
 from torchgw import datasets as datasets
 from torchgw import distributed as distributed
+from torchgw import metrics as metrics
 from torchgw import plot as plot
 from torchgw._version import __version__ as __version__
 from torchgw.align import gw_align as gw_align

@@ -105,6 +105,28 @@ def pairwise(command: ArgumentParser) -> None:
     _memory(command)
 
 
+def score(command: ArgumentParser) -> None:
+    """Of ``torchgw score``."""
+    command.add_argument("result", type=Path, help="what `torchgw align` wrote: a result (.npz) or a matching (.csv)")
+    command.add_argument(
+        "--truth", type=Path, metavar="TABLE", help="true matches: columns source and target, or the target of each row"
+    )
+    command.add_argument(
+        "--labels-x",
+        type=Path,
+        metavar="TABLE",
+        help="labels of the source: a column of them, or columns point and label",
+    )
+    command.add_argument("--labels-y", type=Path, metavar="TABLE", help="the same of the target")
+    command.add_argument(
+        "--points-y", type=Path, metavar="FILE", help=f"points of the target, for FOSCTTM of what is carried ({KINDS})"
+    )
+    command.add_argument(
+        "--graph-y", type=Path, metavar="FILE", help="graph of the target, up to whose automorphisms nodes are right"
+    )
+    _memory(command)
+
+
 def estimate(command: ArgumentParser) -> None:
     """Of ``torchgw estimate``."""
     command.add_argument("source", help=f"a number of points, or a file ({KINDS})")

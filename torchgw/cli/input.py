@@ -275,6 +275,27 @@ def read_cells(name: str, path: Path, max_memory: int) -> list[tuple[int, list[s
     return found
 
 
+def read_table(name: str, path: Path, limit: int) -> list[list[str]]:
+    """The cells of a .csv or .tsv file as text, without the spaces around them: lines of equal length, at least one.
+
+    Raises
+    ------
+    ValueError
+        Naming the file and what is wrong with it, in one line.
+    """
+    with guards.untrusted(name, path, ".csv", ".tsv"):
+        guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
+        rows = [[cell.strip() for cell in cells] for _, cells in _rows(path, limit)]
+        if not rows:
+            raise ValueError("it holds no lines")
+        for at, row in enumerate(rows):
+            if len(row) != len(rows[0]):
+                raise ValueError(
+                    f"it must hold lines of equal length, got {len(rows[0])} and, as number {at + 1}, {len(row)}"
+                )
+        return rows
+
+
 def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
     """Cells of each line that has some, with its number. A line that is longer than a part of the limit is not read to
     its end, and no cell goes on over several."""

@@ -14,6 +14,7 @@ COMMANDS = {
     "align": "align two files and write matching, potentials, value and options",
     "resume": "go on with an alignment that was killed or interrupted",
     "pairwise": "Gromov-Wasserstein distances between all pairs of files",
+    "score": "scores of a result against a known truth or labels",
     "estimate": "memory and time of an alignment, and how it would be solved",
     "info": "versions, devices and backends, and why each is or is not available",
     "warm": "compile the kernels of a GPU ahead of the first solve",

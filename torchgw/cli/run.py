@@ -16,6 +16,7 @@ from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import run_completion
 from torchgw.cli.ranks import is_first, speaks_of_errors
+from torchgw.cli.score import run_score
 from torchgw.cli.warm import run_warm
 from torchgw.runtime.caller import allocating
 from torchgw.runtime.ranks import LOST, RankError
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
     "align": run_align,
     "resume": run_resume,
     "pairwise": run_pairwise,
+    "score": run_score,
     "estimate": run_estimate,
     "info": run_info,
     "warm": run_warm,
