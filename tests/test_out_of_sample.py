@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from torchgw import EuclideanDistances, GWOptions, GWResult, LadderOptions, LowRankOptions, SamplingOptions, gw_align
+from torchgw import (
+    EuclideanDistances,
+    GWOptions,
+    GWResult,
+    LadderOptions,
+    LowRankOptions,
+    SamplingOptions,
+    cli,
+    gw_align,
+)
+from torchgw.cli import apply
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.persist.files import written
 from torchgw.spaces.graph import neighbour_graph
@@ -243,3 +254,43 @@ def test_a_file_whose_points_do_not_fit_is_refused(
             GWResult.load(path)
     with pytest.raises(ValueError, match=rf"is not one \(it.* array '?{member}|is not one \(its {member[:8]}"):
         GWResult.load(path)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_the_command_matches_new_points_as_the_result_does(
+    side: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, points in (("x", X[:70]), ("y", Y[:80]), ("source", X[70:87]), ("target", Y[80:97])):
+        np.save(f"{name}.npy", points)
+    assert cli.main(["align", "x.npy", "y.npy", "-o", "map.npz", "--epsilon", "0.005", "--points"]) == 0
+    monkeypatch.setattr(apply, "ELEMENTS", 5 * 80)  # a few points at a time
+    assert cli.main(["apply", "map.npz", f"{side}.npy", "-o", "out.csv", "--side", side, "--json"]) == 0
+    assert '"points": 17' in capsys.readouterr().out
+    header, *rows = csv.reader(Path("out.csv").read_text().splitlines())
+    assert header == [side, "target" if side == "source" else "source", "share"]
+    found = GWResult.load("map.npz").transform(np.load(f"{side}.npy"), side)
+    plan = found.plan.numpy() if side == "source" else found.plan.numpy().T
+    assert [int(row[0]) for row in rows] == list(range(17))
+    np.testing.assert_array_equal([int(row[1]) for row in rows], found.argmax())
+    np.testing.assert_allclose([float(row[2]) for row in rows], plan.max(1) / plan.sum(1), rtol=1e-5)
+
+
+def test_the_command_says_why_a_file_maps_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, points in (("x", X[:30]), ("y", Y[:30])):
+        np.save(tmp_path / f"{name}.npy", points)
+    x, y, out, table = (str(tmp_path / name) for name in ("x.npy", "y.npy", "map.npz", "out.csv"))
+    refused = {
+        ("align", x, y, "-o", table, "--points"): "--points needs an .npz output of one process",
+        ("apply", x, y, "-o", table): "path must name a file written by GWResult.save",
+        ("apply", x, y, "-o", out): "output must be a .csv file",
+    }
+    for arguments, text in refused.items():
+        assert cli.main(list(arguments)) == 2
+        assert text in capsys.readouterr().err
+    features = ["--features", x, x, "--alpha", "0.5"]
+    assert cli.main(["align", x, y, "-o", out, "--points", *features]) == 0
+    assert "map.npz has no points, so `torchgw apply` cannot read it" in capsys.readouterr().err
+    assert cli.main(["apply", out, x, "-o", table]) == 2
+    assert "mapped by distances alone" in capsys.readouterr().err
+    assert not Path(table).exists()

@@ -38,6 +38,7 @@ def align(command: ArgumentParser) -> None:
     command.add_argument("target", type=Path, help="the same for the other space")
     _output(command, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _report(command)
+    _points(command)
     _distances(command, DISTANCES)
     command.add_argument(
         "--epsilon", type=epsilon, default=AUTO, help="entropy, 0 for none, or auto (default: %(default)s)"
@@ -80,7 +81,19 @@ def resume(command: ArgumentParser) -> None:
     command.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
     _output(command, TABLES)
     _report(command)
+    _points(command)
     _ranks(command)
+
+
+def apply(command: ArgumentParser) -> None:
+    """Of ``torchgw apply``."""
+    command.add_argument("result", type=Path, help="a result that `align --points` or GWResult.save(points=True) wrote")
+    command.add_argument("points", type=Path, help=f"new points, or rows of distances to all known ones ({KINDS})")
+    command.add_argument("-o", "--output", type=Path, required=True, help="matches to write: .csv")
+    command.add_argument(
+        "--side", choices=("source", "target"), default="source", help="what the points belong to (%(default)s)"
+    )
+    _memory(command)
 
 
 def pairwise(command: ArgumentParser) -> None:
@@ -141,6 +154,10 @@ def _output(command: ArgumentParser, text: str) -> None:
 
 def _report(command: ArgumentParser) -> None:
     command.add_argument("--report", type=Path, metavar="PAGE", help="an interactive .html page to write too")
+
+
+def _points(command: ArgumentParser) -> None:
+    command.add_argument("--points", action="store_true", help="keep in an .npz what `torchgw apply` needs")
 
 
 def _distances(command: ArgumentParser, kinds: tuple[str, ...]) -> None:
