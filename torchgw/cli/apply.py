@@ -1,4 +1,4 @@
-"""``torchgw apply``: new points matched by a saved result."""
+"""``torchgw apply RESULT NEW -o OUT``: new points matched by a saved result."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.pairwise.inputs import SCALES
 from torchgw.request.spaces import DISTANCES
 from torchgw.types import AUTO, Epsilon
 
@@ -103,7 +104,10 @@ def pairwise(command: ArgumentParser) -> None:
     _distances(command, DISTANCES)
     command.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
     command.add_argument(
-        "--scale", choices=("common", "own"), default="common", help="common (default): sizes count; own: shapes"
+        "--scale",
+        choices=SCALES,
+        default="auto",
+        help="common: sizes count; own: shapes; auto (default): own of graphs",
     )
     command.add_argument("--tol", type=float, default=1e-2, help="gap over value at which a pair is settled (0.01)")
     command.add_argument("--jobs", type=int, help="processes (default: one, with batches of pairs)")
