@@ -121,7 +121,7 @@ for n in (2000, 20_000):
     order = np.random.default_rng(0).permutation(n)
     seen, new = np.sort(order[n // 5 :]), order[: n // 5]
     result = torchgw.gw_align(X[seen], Y, random_state=0)
-    found[n] = float(spearmanr(x[new], y[result.unseen(X[new]).argmax()])[0])
+    found[n] = float(spearmanr(x[new], y[result.transform(X[new]).argmax()])[0])
 print(json.dumps(found))
 """
 

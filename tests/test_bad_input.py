@@ -201,7 +201,7 @@ BAD: list[tuple[str, Any, str]] = [
     ),
     (
         "new points of an adjacency",
-        lambda: gw_align(D, D, distances="adjacency", epsilon=1e-2, random_state=0).unseen(D),
+        lambda: gw_align(D, D, distances="adjacency", epsilon=1e-2, random_state=0).transform(D),
         "points must have distances to be placed by",
     ),
     (

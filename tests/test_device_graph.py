@@ -147,7 +147,7 @@ def test_a_gpu_searches_and_a_cpu_ends_likewise(distances: str) -> None:
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         found = gw_align(X, Y, distances=distances, epsilon=1e-3, random_state=0, device="cuda", backend="triton")
         eager = gw_align(X, Y, distances=distances, epsilon=1e-3, random_state=0, device="cuda", backend="eager")
-        unseen, known = found.unseen(X[:3], side="source").argmax().tolist(), found.argmax()[:3].tolist()
+        unseen, known = found.transform(X[:3], side="source").argmax().tolist(), found.argmax()[:3].tolist()
     assert any("search_kernel" in place for place in simulation.launches)
     assert unseen == known
     assert found.value == pytest.approx(here.value, rel=0.01)

@@ -139,11 +139,11 @@ def test_rows_in_any_order_and_company_get_what_they_get_alone(fitted: GromovWas
     order = np.random.default_rng(0).permutation(len(SPIRAL))
     mixed = fitted.transform(SPIRAL[order])
     apart = np.empty_like(mixed)
-    apart[OLD], apart[NEW] = fitted.result_.pull(ROLL), fitted.result_.unseen(SPIRAL[NEW]).pull(ROLL)
+    apart[OLD], apart[NEW] = fitted.result_.pull(ROLL), fitted.result_.transform(SPIRAL[NEW]).pull(ROLL)
     np.testing.assert_allclose(mixed, apart[order], rtol=1e-9)
     back, lines = fitted.inverse_transform(np.vstack((ROLL[::2], ROLL[1::2] + 1e-3))), fitted.result_
     np.testing.assert_array_equal(back[:50], lines.push(X)[::2])
-    np.testing.assert_allclose(back[50:], lines.unseen(ROLL[1::2] + 1e-3, side="target").push(X), rtol=1e-9)
+    np.testing.assert_allclose(back[50:], lines.transform(ROLL[1::2] + 1e-3, side="target").push(X), rtol=1e-9)
 
 
 @pytest.mark.parametrize("epsilon", [0, 2e-2])

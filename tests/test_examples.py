@@ -101,6 +101,7 @@ def test_the_blocks_about_long_runs_run() -> None:
     assert left["early"].status is Status.CANCELLED
     assert torch.equal(left["again"].plan, left["whole"].plan)
     assert torch.equal(left["result"].plan, left["whole"].plan)
+    assert torch.equal(left["loaded"].transform(left["new"]).plan, left["result"].transform(left["new"]).plan)
     assert logging.getLogger().handlers == handlers
 
 
@@ -108,6 +109,7 @@ def test_the_blocks_about_all_pairs_run() -> None:
     left = run_blocks(DOCS / "pairwise.md")
     assert set(left["labels"][:3]) == {left["labels"][0]} != set(left["labels"][3:]) == {left["labels"][3]}
     assert 0 < left["part"].n_solved == left["whole"].n_stored
+    assert (left["new"].n_solved, left["every"].n_stored, left["every"].n_solved) == (12, 27, 1)
     assert left["nearest"].n_pruned > 0
 
 

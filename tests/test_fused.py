@@ -413,7 +413,7 @@ def test_unseen_points_are_refused_where_distances_are_not_all(change: dict[str,
     P = np.random.default_rng(0).normal(size=(12, 3))
     result = gw_align(P, P, distances="euclidean", epsilon=0.05, random_state=0, **change)
     with pytest.raises(ValueError, match="mapped by distances alone"):
-        result.unseen(P[:2])
+        result.transform(P[:2])
 
 
 def test_a_loss_of_ones_own_is_saved_by_name_only(tmp_path: Path) -> None:

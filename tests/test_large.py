@@ -219,7 +219,7 @@ def test_a_large_result_survives_saving(large: GWResult, tmp_path: Path) -> None
     assert (back.strategy, back.omitted_mass, back.evaluated) == (large.strategy, large.omitted_mass, large.evaluated)
     np.testing.assert_array_equal(back.argmax(), large.argmax())
     with pytest.raises(ValueError, match="read from a file"):
-        back.unseen(X)
+        back.transform(X)
 
 
 def test_points_without_mass_stay_without() -> None:
@@ -359,7 +359,7 @@ def test_a_gpu_streams_to_the_same_matching(distances: str) -> None:
     assert other.marginal_error < 1e-6
     assert np.abs(angle[one.argmax()] - angle[other.argmax()]).mean() < 0.1
     assert spearmanr(make_spiral(5000)[1], angle[other.argmax()])[0] > 0.999
-    assert other.unseen(points[0][:50] + 1e-3).argmax().shape == (50,)
+    assert other.transform(points[0][:50] + 1e-3).argmax().shape == (50,)
     assert len(other.top_k(3)[0]) == 5000
     assert abs(other.sparsify(0.5).sum() - 0.5) < 0.1
 

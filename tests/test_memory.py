@@ -22,7 +22,7 @@ result.sample(500, random_state=0), result.marginal(0), result.sparsify(0.05), r
 result.save(sys.argv[1])
 back = torchgw.GWResult.load(sys.argv[1])
 back.push(x)
-result.unseen(x[:100] + 0.001).argmax()
+result.transform(x[:100] + 0.001).argmax()
 try:
     result.plan
 except MemoryError as error:

@@ -10,6 +10,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -313,7 +314,7 @@ def test_points_matrices_providers_and_tensors_are_the_same_spaces(found: Pairwi
     result = gw_pairwise(mixed, distances="auto", random_state=0)
     np.testing.assert_allclose(result.values, found.values, rtol=1e-6)
     joined = [SPIRAL, ROLL]
-    by_graph = gw_pairwise([neighbour_graph(x, 5) for x in joined], random_state=0)
+    by_graph = gw_pairwise([neighbour_graph(x, 5) for x in joined], scale="common", random_state=0)
     by_points = pairwise(joined, options=GWOptions(spaces=SpaceOptions(k=5)), distances="dijkstra")
     np.testing.assert_allclose(by_graph.values, by_points.values, rtol=1e-9)
     assert by_graph.values[0] != pytest.approx(pairwise(joined).values[0], rel=0.05)
@@ -530,3 +531,52 @@ def test_values_on_a_gpu_are_close(found: PairwiseResult) -> None:
     np.testing.assert_allclose(result.values, found.values, rtol=0.05)
     assert abs(result.values.mean() / found.values.mean() - 1) < 0.01
     assert result.converged
+
+
+GRAPHS = [csr_array(np.where(D < np.median(D), D, 0.0)) for D in MATRICES[:3]]
+
+
+@pytest.mark.parametrize(
+    ("spaces", "distances", "scale"),
+    [
+        (GRAPHS, "auto", "own"),
+        ([graph.toarray() for graph in GRAPHS], "adjacency", "own"),
+        (GRAPHS, "adjacency", "own"),
+        ([nx.Graph(graph) for graph in GRAPHS], "adjacency", "own"),
+        ([*GRAPHS[:2], CLOUDS[0]], "auto", "common"),
+        (CLOUDS[:3], "auto", "common"),
+        (MATRICES[:3], "auto", "common"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_graphs_alone_are_compared_by_their_shapes(spaces: list[Any], distances: str, scale: str) -> None:
+    found, named = (
+        gw_pairwise(spaces, distances=distances, random_state=0, **more)  # type: ignore[arg-type]
+        for more in ({}, {"scale": scale})
+    )
+    np.testing.assert_array_equal(found.values, named.values)
+    np.testing.assert_array_equal(found.scales, named.scales)
+    assert (len(set(found.scales)) == 1) == (scale == "common") or distances == "adjacency"
+
+
+def test_pairs_against_others_are_those_of_all(found: PairwiseResult) -> None:
+    """Of the condensed matrix of all spaces, the rows of some and the columns of the others."""
+    part = pairwise(CLOUDS[:2], against=CLOUDS[2:], keep="matchings")
+    whole = pairwise(CLOUDS, keep="matchings")
+    np.testing.assert_array_equal(part.square(), whole.square()[:2, 2:])
+    assert (part.n_spaces, part.n_against, part.n_solved) == (2, len(CLOUDS) - 2, 2 * (len(CLOUDS) - 2))
+    for i in range(2):
+        for j in range(len(CLOUDS) - 2):
+            assert part.values[part.pair(i, j)] == whole.values[whole.pair(i, j + 2)]
+            np.testing.assert_array_equal(part.matching(i, j), whole.matching(i, j + 2))
+    single = pairwise(CLOUDS[:1], against=CLOUDS[1:2], masses=[None, np.ones(len(CLOUDS[1]))])
+    assert single.square().shape == (1, 1)
+    assert repr(single).startswith("PairwiseResult(1 x 1 spaces, 1 pairs")
+    with pytest.raises(ValueError, match="j must be"):
+        part.pair(0, len(CLOUDS))
+    with pytest.raises(ValueError, match=r"against\[1\] must be finite"):
+        pairwise(CLOUDS[:2], against=[CLOUDS[2], np.full((5, 2), np.nan)])
+    with pytest.raises(ValueError, match="against must hold at least 1 spaces"):
+        pairwise(CLOUDS[:2], against=[])
+    with pytest.raises(ValueError, match="masses must have one entry for each of 3 spaces, got 2"):
+        pairwise(CLOUDS[:2], against=CLOUDS[2:3], masses=[None, None])

@@ -74,7 +74,7 @@ def test_spaces_are_prepared_once_and_results_speak_of_the_given_points(path: Ep
     assert last.known is first.known
     assert last.graphs == first.graphs
     assert last.graphs[0] is not None
-    assert last.unseen(X[:3]).argmax().shape == (3,)
+    assert last.transform(X[:3]).argmax().shape == (3,)
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])

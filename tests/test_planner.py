@@ -227,7 +227,7 @@ def test_a_low_rank_result_is_a_result() -> None:
     value = T.sum(1) @ D.square() @ T.sum(1) + T.sum(0) @ E.square() @ T.sum(0) - 2 * ((D @ T @ E) * T).sum()
     assert result.value == pytest.approx(float(value), rel=1e-5)
     with pytest.raises(ValueError, match="LowRankCoupling has none"):
-        result.unseen(X)
+        result.transform(X)
 
 
 def test_a_solve_without_entropy_takes_longer() -> None:

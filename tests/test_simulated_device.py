@@ -146,9 +146,9 @@ READERS: dict[str, Callable[[GWResult], Any]] = {
     "potentials": lambda result: result.potentials[0] - result.potentials[0][0],
     "confidence": lambda result: result.confidence().entropy,
     "confidence of some": lambda result: result.confidence([0, 3]).margin,
-    "unseen source points": lambda result: result.unseen(X[:3] + 0.01).pull(Y),
-    "the plan of unseen points": lambda result: result.unseen(X[:3] + 0.01).top_k(2)[0],
-    "unseen target points": lambda result: result.unseen(Y[:3] + 0.01, "target").push(X),
+    "unseen source points": lambda result: result.transform(X[:3] + 0.01).pull(Y),
+    "the plan of unseen points": lambda result: result.transform(X[:3] + 0.01).top_k(2)[0],
+    "unseen target points": lambda result: result.transform(Y[:3] + 0.01, "target").push(X),
     "repr": lambda result: len(repr(result)) // 20,
 }
 
@@ -189,7 +189,7 @@ def test_tensors_come_back_where_they_came_from() -> None:
         found = align(*(torch.from_numpy(side).to("cuda") for side in (X, Y)), device=None, **GIVEN)
         assert found.argmax().is_cuda
         assert found.plan.is_cuda
-        assert found.unseen(torch.from_numpy(X[:3]).to("cuda")).argmax().is_cuda
+        assert found.transform(torch.from_numpy(X[:3]).to("cuda")).argmax().is_cuda
 
 
 def test_rules_are_taken_from_tensors_of_the_device() -> None:

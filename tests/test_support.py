@@ -317,9 +317,9 @@ def test_what_is_read_of_a_result_has_all_points(solved: Solved, tmp_path: Path)
 
 def test_new_points_are_mapped_alike(solved: Solved) -> None:
     new = X[:3] + 0.01
-    np.testing.assert_allclose(solved.other.unseen(new).plan, solved.one.unseen(new).plan, atol=1e-9)
-    found = np.asarray(solved.other.unseen(Y[:3], side="target").plan)
-    np.testing.assert_allclose(found[PLACE], solved.one.unseen(Y[:3], side="target").plan, atol=1e-9)
+    np.testing.assert_allclose(solved.other.transform(new).plan, solved.one.transform(new).plan, atol=1e-9)
+    found = np.asarray(solved.other.transform(Y[:3], side="target").plan)
+    np.testing.assert_allclose(found[PLACE], solved.one.transform(Y[:3], side="target").plan, atol=1e-9)
     assert not found[OTHERS].any()
 
 

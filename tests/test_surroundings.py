@@ -210,7 +210,9 @@ ENTRIES: dict[str, Callable[[], list[Any]]] = {
     ),
     "providers": provided,
     "plot": drawn,
-    "unseen": lambda: arrays(solved().unseen(np.vstack((X, X))).pull(Y), streamed().unseen(X[:3] + 0.01).argmax()),
+    "unseen": lambda: arrays(
+        solved().transform(np.vstack((X, X))).pull(Y), streamed().transform(X[:3] + 0.01).argmax()
+    ),
     "gw_pairwise": lambda: arrays(torchgw.gw_pairwise([X, Y, X + Y[:10, :2]], random_state=0).values),
     "gw_neighbours": lambda: arrays(torchgw.gw_neighbours([X, Y, X + Y[:10, :2]], 1, random_state=0).indices),
     "epsilon_path": lambda: arrays(

@@ -79,7 +79,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     -----
     Data arguments (masses, linear cost, supervision) belong to `fit`. A plan of low rank, with a linear cost,
     supervision or another loss than the square maps the rows of `fit` alone: others raise ValueError, see
-    `GWResult.unseen`. All checks of scikit-learn's `check_estimator` pass.
+    `GWResult.transform`. All checks of scikit-learn's `check_estimator` pass.
 
     Examples
     --------
@@ -172,7 +172,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         Rows of `fit` take their row of the plan, so that ``fit_transform(X, y)`` is ``fit(X, y).transform(X)``. They
         are recognised up to 1e-5 of the extent of X, more than what rounding does to them in the steps of a
         pipeline; those that are equal share their mean by mass, and one without mass gives NaN. All others are mapped
-        by `GWResult.unseen`, also where they are far from everything that `fit` saw. O(N K) time for known rows,
+        by `GWResult.transform`, also where they are far from everything that `fit` saw. O(N K) time for known rows,
         O(m K r) for others.
 
         Parameters
@@ -302,7 +302,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         step = max(BATCH_ROWS, BATCH_ELEMENTS // max(result.shape))
         for part in (new[start : start + step] for start in range(0, len(new), step)):
             try:
-                unseen = result.unseen(rows[part], SIDES[side])
+                unseen = result.transform(rows[part], SIDES[side])
             except ValueError as error:
                 raise ValueError(f"{len(new)} of {len(rows)} rows were not in fit: {error}") from error
             found[part] = unseen.pull(values) if side == 0 else unseen.push(values)

@@ -51,6 +51,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     check_output(arguments.output, ".npz", ".csv", ".h5ad")
     check_report(arguments.report)
     files = arguments.source, arguments.target
+    _check_points(arguments, among_ranks())
     if cells and any(file.suffix != ".h5ad" for file in files):
         raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
     if not cells and (arguments.labels or arguments.use_rep or arguments.keep_plan):
@@ -85,7 +86,9 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--report by several processes is for points, got a graph; leave out --report or --nproc")
     with _solvers(arguments) as (solve, _):
         result = _followed("align", files, partial(solve, source, target, **keywords))
-    return write_result(result, arguments.output, arguments.report, drawn) if is_first() else {}
+    if not is_first():
+        return {}
+    return write_result(result, arguments.output, arguments.report, drawn, arguments.points)
 
 
 def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -97,9 +100,12 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
             "--report needs the points, which results of several processes do not keep: leave it out, write an .npz, "
             "and draw it in Python, GWResult.load(FILE).report(page, X, Y)"
         )
+    _check_points(arguments, among_ranks() or begun_by_ranks(arguments.checkpoint))
     with _solvers(arguments) as (_, go_on):
         result = _followed("resume", None, partial(go_on, arguments.checkpoint))
-    return write_result(result, arguments.output, arguments.report) if is_first() else {}
+    if not is_first():
+        return {}
+    return write_result(result, arguments.output, arguments.report, points=arguments.points)
 
 
 @contextmanager
@@ -264,6 +270,12 @@ def memory_limit(arguments: argparse.Namespace) -> int:
     return int(arguments.max_memory * GIB)
 
 
+def _check_points(arguments: argparse.Namespace, shared: bool) -> None:
+    """Refuse, before the solve, an output that keeps no points."""
+    if arguments.points and (arguments.output.suffix != ".npz" or shared):
+        raise ValueError(f"--points needs an .npz output of one process, got {arguments.output}; leave out --points")
+
+
 def check_report(page: Path | None) -> None:
     """Refuse, before the solve, a page that could not be written."""
     if page is not None:
@@ -272,12 +284,17 @@ def check_report(page: Path | None) -> None:
 
 
 def write_result(
-    result: GWResult, path: Path, page: Path | None, drawn: tuple[Any, Any] = (None, None)
+    result: GWResult, path: Path, page: Path | None, drawn: tuple[Any, Any] = (None, None), points: bool = False
 ) -> dict[str, Any]:
-    """Write the result in the format of the path, and describe it; raises where the solve was interrupted. Points to be
-    ``drawn`` are for results that have none."""
+    """Write the result in the format of the path, with its ``points`` if asked, and describe it; raises where the solve
+    was interrupted. Points to be ``drawn`` are for results that have none."""
     if path.suffix == ".npz":
         result.save(path)
+        if points:  # where they cannot be kept the solve is not lost
+            try:
+                result.save(path, points=True)
+            except ValueError as error:
+                warn_caller(f"{path} has no points, so `torchgw apply` cannot read it: {error}", TorchGWWarning)
     else:
         write_whole(lambda aside: write_matching(result, aside), path)
     return ended(result, path, page, drawn=drawn)

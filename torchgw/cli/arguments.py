@@ -16,6 +16,7 @@ from torchgw.options import (
     SpaceOptions,
     StoppingOptions,
 )
+from torchgw.pairwise.inputs import SCALES
 from torchgw.request.spaces import DISTANCES
 from torchgw.types import AUTO, Epsilon
 
@@ -38,6 +39,7 @@ def align(command: ArgumentParser) -> None:
     command.add_argument("target", type=Path, help="the same for the other space")
     _output(command, f"{TABLES}; .h5ad, the source's cells with what was carried")
     _report(command)
+    _points(command)
     _distances(command, DISTANCES)
     command.add_argument("--edges", action="store_true", help="tables are lists of edges: u, v and perhaps a length")
     command.add_argument(
@@ -87,7 +89,19 @@ def resume(command: ArgumentParser) -> None:
     command.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
     _output(command, TABLES)
     _report(command)
+    _points(command)
     _ranks(command)
+
+
+def apply(command: ArgumentParser) -> None:
+    """Of ``torchgw apply``."""
+    command.add_argument("result", type=Path, help="a result that `align --points` or GWResult.save(points=True) wrote")
+    command.add_argument("points", type=Path, help=f"new points, or rows of distances to all known ones ({KINDS})")
+    command.add_argument("-o", "--output", type=Path, required=True, help="matches to write: .csv")
+    command.add_argument(
+        "--side", choices=("source", "target"), default="source", help="what the points belong to (%(default)s)"
+    )
+    _memory(command)
 
 
 def pairwise(command: ArgumentParser) -> None:
@@ -97,7 +111,10 @@ def pairwise(command: ArgumentParser) -> None:
     _distances(command, DISTANCES)
     command.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
     command.add_argument(
-        "--scale", choices=("common", "own"), default="common", help="common (default): sizes count; own: shapes"
+        "--scale",
+        choices=SCALES,
+        default="auto",
+        help="common: sizes count; own: shapes; auto (default): own of graphs",
     )
     command.add_argument("--tol", type=float, default=1e-2, help="gap over value at which a pair is settled (0.01)")
     command.add_argument("--jobs", type=int, help="processes (default: one, with batches of pairs)")
@@ -170,6 +187,10 @@ def _output(command: ArgumentParser, text: str) -> None:
 
 def _report(command: ArgumentParser) -> None:
     command.add_argument("--report", type=Path, metavar="PAGE", help="an interactive .html page to write too")
+
+
+def _points(command: ArgumentParser) -> None:
+    command.add_argument("--points", action="store_true", help="keep in an .npz what `torchgw apply` needs")
 
 
 def _distances(command: ArgumentParser, kinds: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ from torchgw._version import __version__
 COMMANDS = {
     "align": "align two files and write matching, potentials, value and options",
     "resume": "go on with an alignment that was killed or interrupted",
+    "apply": "match new points by a result that was saved with its points",
     "pairwise": "Gromov-Wasserstein distances between all pairs of files",
     "score": "scores of a result against a known truth or labels",
     "estimate": "memory and time of an alignment, and how it would be solved",

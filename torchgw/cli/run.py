@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchgw.cli.align import Interrupted, run_align, run_resume
+from torchgw.cli.apply import run_apply
 from torchgw.cli.demo import run_demo
 from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
@@ -25,6 +26,7 @@ from torchgw.types import AmbiguityWarning, TorchGWWarning
 COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any] | str]] = {
     "align": run_align,
     "resume": run_resume,
+    "apply": run_apply,
     "pairwise": run_pairwise,
     "score": run_score,
     "estimate": run_estimate,

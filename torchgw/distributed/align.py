@@ -63,8 +63,8 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     Returns
     -------
-    The same `GWResult` on every rank. `GWResult.unseen` needs the distances, of which no rank has all: a solve in one
-    process keeps them.
+    The same `GWResult` on every rank. `GWResult.transform` needs the distances, of which no rank has all: a solve in
+    one process keeps them.
 
     Raises
     ------

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict
 from os import PathLike
 from typing import Any
 
@@ -20,7 +18,7 @@ from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
-from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair, n_pairs, position
+from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair
 from torchgw.pairwise.schedule import Tasks, outcomes
 from torchgw.pairwise.store import Store, check_place
 from torchgw.persist.watch import Watch, stopped_by_interrupt
@@ -37,9 +35,10 @@ KEEP = ("values", "matchings")
 def gw_pairwise(
     spaces: Sequence[Any],
     *,
+    against: Sequence[Any] | None = None,
     masses: Sequence[Any] | None = None,
     distances: str = "auto",
-    scale: str = "common",
+    scale: str = "auto",
     tol: float = 1e-2,
     keep: str = "values",
     options: GWOptions = GWOptions(),  # noqa: B008 - frozen, so one instance serves every call
@@ -49,7 +48,8 @@ def gw_pairwise(
     callback: Callback | None = None,
     random_state: RandomState = None,
 ) -> PairwiseResult:
-    """Gromov-Wasserstein distances, without entropy, between all pairs of n spaces of a few to some hundred points.
+    """Gromov-Wasserstein distances, without entropy, between all pairs of n spaces of a few to some hundred points, or
+    between these and k others.
 
     Each is sqrt(min_T sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j') over plans T with the masses of both spaces as
     marginals, at the lowest plan found: up to the search a metric between spaces, without the factor 1/2 of Memoli's
@@ -59,14 +59,18 @@ def gw_pairwise(
     ----------
     spaces : two or more of: points (N, D), any real dtype; square distance matrices (N, N); SciPy sparse graphs of edge
         lengths; distance providers. Of any sizes, one point included. Distances are found once for each.
-    masses : one entry for each space, (N_i,) non-negative or None, which is uniform; scaled to sum 1.
+    against : k spaces, one or more. Only pairs of one of ``spaces`` and one of these are solved, n k of them, as by
+        SciPy's ``cdist`` in place of ``pdist``; a single one of ``spaces`` is then enough. None for all pairs among
+        ``spaces``.
+    masses : one entry for each space, then for each of ``against``: (N_i,) non-negative or None, which is uniform;
+        scaled to sum 1.
     distances : how they come from points and graphs. "auto": straight lines between points, shortest paths in graphs; a
         square symmetric array is taken for distances. Others as in `torchgw.gw_align`: "dijkstra" and "landmark" join
         points to k-nearest-neighbour graphs, which wants some hundred points on a curved shape; "euclidean",
         "precomputed", "adjacency" (of arrays, SciPy sparse matrices and networkx graphs that are the same in both
         directions).
     scale : "common": distances in the units of the data, so that sizes count. "own": each space's distances are divided
-        by its largest one, so that shapes alone count.
+        by its largest one, so that shapes alone count. "auto" is "own" if all spaces are graphs, else "common".
     tol : a pair is settled when to first order no plan nearby lowers its value by more than this share. 1e-2 is within
         0.2 % of the local optimum on average; smaller ones take more transport problems.
     keep : "values", or "matchings" for the strongest match of each point in every pair as well, 4 (N_i + N_j) bytes.
@@ -77,8 +81,10 @@ def gw_pairwise(
         joblib's backends "dask" or "ray" these are on other machines too.
     device : of the batches: "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if
         one can be used.
-    store : path of a file that keeps finished pairs, batch by batch. After an end of any kind, a kill included, the
-        same call goes on from there and returns the same bits as an undisturbed one.
+    store : path of a file that keeps finished pairs, batch by batch, by the contents of their two spaces. After an end
+        of any kind, a kill included, the same call goes on from there and returns the same bits as an undisturbed one.
+        A call with other spaces, in any order, solves only the pairs that the file lacks. Within the solves, its
+        distances are divided by what the first call divided them by.
     callback : called after every batch with a `Progress`: ``iteration`` pairs done of ``max_iter``, ``cost`` their mean
         value, ``marginal_error`` the worst so far. Returning True, or raising StopIteration, ends the call with
         the batches at work (processes' ones are lost), and so does Ctrl-C; pairs not done are NaN, their status
@@ -94,7 +100,7 @@ def gw_pairwise(
     ------
     ValueError, TypeError
         For input that cannot be used, naming the entry like ``spaces[3]``, before any work; and for a store that is
-        damaged, were it by one bit (rows and header have checksums), is something else, or belongs to another call.
+        damaged, were it by one bit (rows and header have checksums), is something else, or has other options.
     MemoryError
         When the distances of all spaces would exceed ``options.max_memory``, before any work; or when memory ends.
     RuntimeError
@@ -139,22 +145,24 @@ def gw_pairwise(
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     if store is not None:
         check_place(store)
-    where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())
+    where = pick_device(
+        device, tuple(each for given in (spaces, against) if isinstance(given, list | tuple) for each in given)
+    )
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
-    inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
+    inputs = read_spaces(spaces, masses, distances, scale, options, against)
     logger.info("distances of %d spaces in %.2f s", len(inputs.sizes), time.perf_counter() - began)
-    insists = random_state is not None
+    shape = (len(spaces), None if against is None else len(against))
     with (
-        Store(store, _fingerprint(inputs, tol, keep, options, where), seed, insists)
-        if store is not None
-        else nullcontext()
-    ) as kept:
-        collected = _Collected(inputs, keep == "matchings", callback, began)
+        nullcontext()
+        if store is None
+        else _opened(store, inputs, tol, keep, options, where, seed, random_state) as kept
+    ):
         if kept is not None:
-            seed = kept.seed
-            collected.take(kept.finished(), stored=True)
-        n = len(inputs.sizes)
-        missing = [pair for pair in _all_pairs(n) if pair not in collected.done]
+            seed, inputs = kept.seed, inputs.in_unit(kept.unit)
+        collected = _Collected(inputs, shape, keep == "matchings", callback, began)
+        if kept is not None:
+            collected.take(kept.finished(collected.place), stored=True)
+        missing = [pair for pair in collected.place if pair not in collected.done]
         watch = collected.watch
         maker = Tasks(inputs, tol, where, keep == "matchings", options, seed)
         tasks = [] if watch.stopped else maker.tasks(missing)
@@ -169,26 +177,37 @@ def gw_pairwise(
     return result
 
 
-def _all_pairs(n: int) -> Iterator[Pair]:
-    return ((i, j) for i in range(n) for j in range(i + 1, n))
+def _all_pairs(n: int, k: int | None) -> Iterator[Pair]:
+    """Pairs among n spaces, or of each with k others that come after them."""
+    return ((i, j) for i in range(n) for j in (range(i + 1, n) if k is None else range(n, n + k)))
 
 
-def _fingerprint(inputs: Inputs, tol: float, keep: str, options: GWOptions, device: torch.device) -> dict[str, str]:
-    """What a store must agree with, by name."""
-    of_large = {**asdict(options), "loss": str(options.loss), "max_memory": None}
-    large = any(map(inputs.large, range(len(inputs.sizes))))
-    found = {"spaces, masses or scale": inputs.digest(), "tol": repr(tol), "keep": keep}
-    found |= {"version": __version__, "device": device.type}
-    found["options"] = json.dumps(of_large, sort_keys=True, default=str) if large else ""
-    return found
+def _opened(
+    path: str | PathLike[str],
+    inputs: Inputs,
+    tol: float,
+    keep: str,
+    options: GWOptions,
+    device: torch.device,
+    seed: int,
+    random_state: RandomState,
+) -> Store:
+    """The store of a call."""
+    contents = [inputs.content(i, options) for i in range(len(inputs.sizes))]
+    fingerprint = {"scale": inputs.scale, "tol": repr(tol), "keep": keep}
+    fingerprint |= {"version": __version__, "device": device.type}
+    return Store(path, fingerprint, contents, inputs.unit, seed, random_state is not None)
 
 
 class _Collected:
     """Pairs as they come, told to whoever listens."""
 
-    def __init__(self, inputs: Inputs, matchings: bool, callback: Callback | None, began: float) -> None:
-        self.n, self.began, self.watch = len(inputs.sizes), began, Watch(callback)
-        m = n_pairs(self.n)
+    def __init__(
+        self, inputs: Inputs, shape: tuple[int, int | None], matchings: bool, callback: Callback | None, began: float
+    ) -> None:
+        self.shape, self.began, self.watch = shape, began, Watch(callback)
+        self.place = {pair: at for at, pair in enumerate(_all_pairs(*shape))}
+        m = len(self.place)
         self.values, self.gaps = np.full(m, np.nan), np.full(m, np.nan)
         self.status = np.full(m, PairStatus.PENDING, dtype=np.int8)
         self.errors, self.scales, self.unit = np.full(m, np.nan), np.array(inputs.scales), inputs.unit
@@ -201,8 +220,7 @@ class _Collected:
     def take(self, found: Sequence[SolvedPair], stored: bool = False) -> None:
         """Take pairs in, and say so."""
         for each in found:
-            i, j = each.pair
-            at = position(i, j, self.n)
+            at = self.place[each.pair]
             self.values[at] = each.value * self.unit**2
             self.gaps[at], self.status[at], self.errors[at] = each.gap, each.status, each.marginal_error
             self.worst = max(self.worst, each.marginal_error)
@@ -225,7 +243,8 @@ class _Collected:
             gaps=self.gaps,
             marginal_errors=self.errors,
             status=self.status,
-            n_spaces=self.n,
+            n_spaces=self.shape[0],
+            n_against=self.shape[1],
             scales=self.scales,
             n_solved=len(self.done) - self.n_stored,
             n_stored=self.n_stored,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,18 +26,19 @@ from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph
 LARGEST = 1000  # points of a space whose pairs are solved in batches
 SMALLEST = 1e-70  # of distances, whose squares are still numbers
 COPIES = 4  # of a distance matrix: raw, scaled, and in float32 at the resolutions of the ladder
-SCALES = ("common", "own")
+SCALES = ("auto", "common", "own")
 
 
 @dataclass(frozen=True)
 class Inputs:
     """All spaces.
 
-    distances : (n_i, n_i) of the points with mass of each, scaled.
+    distances : (n_i, n_i) of the points with mass of each, in the units of the data.
     masses : (N_i,) of all points of each.
-    scales : divisor of the raw distances of each.
+    scales : divisor of the distances of each.
     unit : factor of distances between spaces: the divisor that they share, or 1.
     metric : whether small distances of each say what is near; entries of adjacencies do not.
+    scale : "common" or "own".
     """
 
     distances: list[Array]
@@ -44,6 +46,7 @@ class Inputs:
     scales: list[float]
     unit: float
     metric: list[bool]
+    scale: str = "common"
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -54,21 +57,29 @@ class Inputs:
         """Whether a space is aligned by `gw_align`, pair by pair."""
         return self.sizes[i] > LARGEST
 
-    def digest(self) -> str:
-        """A hash of everything that values depend on."""
-        found = hashlib.sha256()
-        for D, mass, scale in zip(self.distances, self.masses, self.scales, strict=True):
-            for part in (np.array([len(mass), scale]), D, mass):
-                found.update(np.ascontiguousarray(part, dtype=np.float64).tobytes())
-        if not all(self.metric):
-            found.update(bytes(self.metric))
-        return found.hexdigest()
+    def scaled(self, i: int) -> Array:
+        """The distances of a space over its divisor."""
+        found: Array = self.distances[i] / self.scales[i]
+        return found
+
+    def in_unit(self, unit: float) -> Inputs:
+        """The same spaces with another divisor in place of the one that they share."""
+        return self if self.scale == "own" else replace(self, scales=[unit] * len(self.scales), unit=unit)
+
+    def content(self, i: int, options: GWOptions) -> bytes:
+        """A hash of a space and, of a large one, of the options of `gw_align`, wherever it stands in a list."""
+        of_large = {**asdict(options), "loss": str(options.loss), "max_memory": None}
+        told = json.dumps(of_large, sort_keys=True, default=str) if self.large(i) else ""
+        found = hashlib.blake2b(repr((len(self.masses[i]), self.metric[i], told)).encode(), digest_size=16)
+        for part in (self.distances[i], self.masses[i]):
+            found.update(np.ascontiguousarray(part, dtype=np.float64).tobytes())
+        return found.digest()
 
 
 def read_spaces(
-    spaces: object, masses: object, distances: str, scale: str, options: GWOptions, least: int, name: str = "spaces"
+    spaces: object, masses: object, distances: str, scale: str, options: GWOptions, against: object = None
 ) -> Inputs:
-    """Validated spaces and masses as `Inputs`.
+    """Validated spaces, and after them those ``against`` which they are compared, and masses of all, as `Inputs`.
 
     Raises
     ------
@@ -77,18 +88,23 @@ def read_spaces(
     MemoryError
         When all distance matrices together exceed ``options.max_memory``.
     """
-    entries = as_list(name, spaces, least)
+    lists = {"spaces": spaces} if against is None else {"spaces": spaces, "against": against}
+    given = {name: as_list(name, each, least=3 - len(lists)) for name, each in lists.items()}
+    entries = [space for each in given.values() for space in each]
     validate.choice("distances", distances, DISTANCES)
     validate.choice("scale", scale, SCALES)
     if options.spaces.scale is not None:
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
-    names = [f"{name}[{i}]" for i in range(len(entries))]
+    names = [f"{name}[{i}]" for name, each in given.items() for i in range(len(each))]
     checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
-    given = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
+    own_masses = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
     mass = [
         validate.masses(f"masses[{i}]", m, space.size, "N")
-        for i, (m, space) in enumerate(zip(given, checked, strict=True))
+        for i, (m, space) in enumerate(zip(own_masses, checked, strict=True))
     ]
+    if scale == "auto":
+        graphs = [is_graph(entry) or not space.metric for entry, space in zip(entries, checked, strict=True)]
+        scale = "own" if all(graphs) else "common"
     checked = [_with_mass(space, m) for space, m in zip(checked, mass, strict=True)]
     sizes = [space.size for space in checked]
     _check_large(names, sizes, options)
@@ -104,9 +120,8 @@ def read_spaces(
             raise ValueError(
                 f"{name} must have a largest distance from {smallest:g} to {1 / SMALLEST:g}, got {own:g}; {hint}"
             )
-    scaled = [D / divisor for D, divisor in zip(raw, scales, strict=True)]
     unit, metric = scales[0] if scale == "common" else 1.0, [space.metric for space in checked]
-    return Inputs(scaled, [m / m.sum() for m in mass], scales, unit, metric)
+    return Inputs(raw, [m / m.sum() for m in mass], scales, unit, metric, scale)
 
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:

@@ -57,7 +57,7 @@ def gw_neighbours(
     queries: Sequence[Any] | None = None,
     masses: Sequence[Any] | None = None,
     distances: str = "auto",
-    scale: str = "common",
+    scale: str = "auto",
     tol: float = 1e-2,
     options: GWOptions = GWOptions(),  # noqa: B008 - frozen, so one instance serves every call
     n_jobs: int | None = None,
@@ -110,8 +110,8 @@ def gw_neighbours(
     n = len(as_list("spaces", spaces, 2))
     k = validate.integer("n_neighbours", n_neighbours, least=1, most=n - 1)
     asked = _places(queries, n)
-    inputs = read_spaces(spaces, masses, distances, scale, options, least=2)
-    made = [signature(D, mass[mass > 0]) for D, mass in zip(inputs.distances, inputs.masses, strict=True)]
+    inputs = read_spaces(spaces, masses, distances, scale, options)
+    made = [signature(inputs.scaled(i), mass[mass > 0]) for i, mass in enumerate(inputs.masses)]
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
     status: list[PairStatus] = []

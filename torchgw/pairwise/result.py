@@ -1,4 +1,4 @@
-"""What comes out: one solved pair, how it ended, and all pairs in the order of SciPy's condensed matrices."""
+"""What comes out: one solved pair, how it ended, and all pairs in the order of SciPy's ``pdist`` or ``cdist``."""
 
 from __future__ import annotations
 
@@ -62,11 +62,6 @@ class SolvedPair:
     matching: tuple[Array, Array] | None = None
 
 
-def n_pairs(n: int) -> int:
-    """Pairs among n spaces."""
-    return n * (n - 1) // 2
-
-
 def position(i: int, j: int, n: int) -> int:
     """Where SciPy's condensed matrices have the pair i < j of n."""
     return n * i - i * (i + 1) // 2 + j - i - 1
@@ -74,10 +69,11 @@ def position(i: int, j: int, n: int) -> int:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class PairwiseResult:
-    """Gromov-Wasserstein distances between all pairs of n spaces.
+    """Gromov-Wasserstein distances between all pairs of n spaces, or between n spaces and k others.
 
     Vectors of pairs (m,), m = n (n - 1) / 2, are in the order of SciPy's condensed distance matrices: (0, 1), (0, 2),
-    ..., (0, n - 1), (1, 2), ... Pairs that were not solved are NaN.
+    ..., (0, n - 1), (1, 2), ... With ``against``, m = n k and the pairs are (0, 0), (0, 1), ..., (0, k - 1), (1, 0),
+    ..., where the second number counts these others. Pairs that were not solved are NaN.
 
     Attributes
     ----------
@@ -88,12 +84,12 @@ class PairwiseResult:
     marginal_errors : (m,) L1 distances of both marginals from the masses, added; of a `GWResult` it is the larger one.
     gaps : (m,) first-order bounds on how far plans nearby could lower a value, over the value.
     status : (m,) codes, see `PairStatus`.
-    n_spaces : n.
-    scales : (n,) what each space's distances were divided by within the solve.
+    n_spaces, n_against : n and k; the latter is None for all pairs among the n spaces.
+    scales : (n,) or (n + k,) what each space's distances were divided by within the solve.
     n_solved, n_stored : pairs that this call solved, and that it found in its store.
     seconds : time of the call.
     matchings : for each pair that keeps one, its indices into both spaces; None unless they were asked for. Read it
-        through `matching`.
+        through `matching`. The spaces of ``against`` count on from n here.
     """
 
     values: Array
@@ -106,6 +102,7 @@ class PairwiseResult:
     n_stored: int
     seconds: float
     matchings: Mapping[Pair, tuple[Array, Array]] | None = None
+    n_against: int | None = None
 
     @property
     def condensed(self) -> Array:
@@ -124,7 +121,10 @@ class PairwiseResult:
         return bool((self.status == PairStatus.SETTLED).all())
 
     def square(self) -> Array:
-        """(n, n) distances with a zero diagonal, for ``metric="precomputed"`` of scikit-learn."""
+        """(n, n) distances with a zero diagonal, for ``metric="precomputed"`` of scikit-learn; with ``against`` (n, k),
+        a row for each of the n spaces."""
+        if self.n_against is not None:
+            return self.condensed.reshape(self.n_spaces, self.n_against)
         found = np.zeros((self.n_spaces, self.n_spaces))
         found[np.triu_indices(self.n_spaces, 1)] = self.condensed
         return found + found.T
@@ -134,8 +134,11 @@ class PairwiseResult:
 
         Parameters
         ----------
-        i, j : their indices, in any order.
+        i, j : their indices, in any order; with ``against`` that of a space and that of one of the others.
         """
+        if self.n_against is not None:
+            i = validate.integer("i", i, least=0, most=self.n_spaces - 1)
+            return i * self.n_against + validate.integer("j", j, least=0, most=self.n_against - 1)
         i, j = (validate.integer(name, k, least=0, most=self.n_spaces - 1) for name, k in (("i", i), ("j", j)))
         if i == j:
             raise ValueError(f"i and j must differ, got {i} twice")
@@ -146,22 +149,24 @@ class PairwiseResult:
 
         Parameters
         ----------
-        i, j : indices of the two spaces, in any order.
+        i, j : indices of the two spaces, as in `pair`.
 
         Raises
         ------
         ValueError
             Without ``keep="matchings"``, or where the pair was not solved or failed.
         """
-        self.pair(i, j)
+        at = self.pair(i, j)
         if self.matchings is None:
             raise ValueError("matchings were not kept; use gw_pairwise(..., keep='matchings')")
-        both = self.matchings.get((min(i, j), max(i, j)))
+        k = j if self.n_against is None else self.n_spaces + j
+        both = self.matchings.get((min(i, k), max(i, k)))
         if both is None:
-            raise ValueError(f"the pair ({i}, {j}) has no matching: {PairStatus(int(self.status[self.pair(i, j)]))}")
-        return both[0] if i < j else both[1]
+            raise ValueError(f"the pair ({i}, {j}) has no matching: {PairStatus(int(self.status[at]))}")
+        return both[0] if i < k else both[1]
 
     def __repr__(self) -> str:
         counts = [f"{int((self.status == code).sum())} {code.name.lower()}" for code in PairStatus]
         kinds = ", ".join(text for text in counts if not text.startswith("0 "))
-        return f"PairwiseResult({self.n_spaces} spaces, {len(self.values)} pairs: {kinds}, {self.seconds:.1f} s)"
+        spaces = self.n_spaces if self.n_against is None else f"{self.n_spaces} x {self.n_against}"
+        return f"PairwiseResult({spaces} spaces, {len(self.values)} pairs: {kinds}, {self.seconds:.1f} s)"

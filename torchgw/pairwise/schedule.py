@@ -92,7 +92,7 @@ class Tasks:
     def _space(self, i: int) -> PreparedSpace:
         seed = self.seed % 2**32
         inputs = self.inputs
-        return prepare(inputs.distances[i], inputs.masses[i], seed, inputs.large(i), metric=inputs.metric[i])
+        return prepare(inputs.scaled(i), inputs.masses[i], seed, inputs.large(i), metric=inputs.metric[i])
 
 
 def one_thread_each(workers: int) -> ThreadPoolExecutor:

@@ -1,9 +1,10 @@
 """Finished pairs in one SQLite file, from which a later call goes on.
 
-A batch of pairs is one transaction: killed at any time, the file has whole batches and nothing else. It belongs to the
-spaces, masses and options that it was begun with, whose hashes it has, and to one process at a time, which holds its
-lock as long as it lives. The header and every pair have a checksum, those of pairs keyed by the header's, so that
-nothing is taken from a file that was damaged or put together from others.
+A batch of pairs is one transaction: killed at any time, the file has whole batches and nothing else. A pair is found by
+the contents of its two spaces, wherever these stand in a list, so that a file serves any lists and grows with them. It
+belongs to the options that it was begun with, and to one process at a time, which holds its lock as long as it lives.
+The header and every pair have a checksum, those of pairs keyed by the header's, so that nothing is taken from a file
+that was damaged or put together from others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -20,19 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.pairwise.result import PairStatus, SolvedPair
+from torchgw.pairwise.result import Pair, PairStatus, SolvedPair
 from torchgw.persist.files import path_of
 from torchgw.types import Array
 
 APPLICATION = 0x74675077
+FORMAT = 2  # which has the contents of spaces in place of their numbers
 TABLES = """
 CREATE TABLE header (name TEXT PRIMARY KEY, content TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE pairs (
-    i INTEGER NOT NULL, j INTEGER NOT NULL, value REAL, gap REAL, marginal_error REAL, status INTEGER NOT NULL,
-    forward BLOB, backward BLOB, checksum BLOB NOT NULL, PRIMARY KEY (i, j)
+    one BLOB NOT NULL, other BLOB NOT NULL, value REAL, gap REAL, marginal_error REAL, status INTEGER NOT NULL,
+    forward BLOB, backward BLOB, checksum BLOB NOT NULL, PRIMARY KEY (one, other)
 ) WITHOUT ROWID;
 """
-INSERT = "INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT = "INSERT OR IGNORE INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+HEADER = ("fingerprint", "seed", "unit")
 DISK_FAILS = ("disk is full", "disk I/O error")  # as SQLite says it
 
 
@@ -51,22 +54,32 @@ class Store:
     Parameters
     ----------
     path : the file, made if it is not there.
-    fingerprint : what the values depend on, by name.
+    fingerprint : what the values depend on beside the spaces, by name.
+    contents : a hash of each space of the call.
+    unit : what distances are divided by; kept in a new file, an old one has its own, the attribute ``unit``.
     seed : kept in a new file; an old one has its own, the attribute ``seed``.
     insists : whether an old one must have the same seed.
 
     Raises
     ------
     ValueError
-        When the file is something else, is damaged, or belongs to other spaces or options.
+        When the file is something else, is damaged, of an earlier version, or belongs to other options.
     RuntimeError
         When another process has it open.
     OSError
         When the disk is full, or fails.
     """
 
-    def __init__(self, path: str | PathLike[str], fingerprint: Mapping[str, str], seed: int, insists: bool) -> None:
-        self.path = check_place(path)
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        fingerprint: Mapping[str, str],
+        contents: Sequence[bytes],
+        unit: float,
+        seed: int,
+        insists: bool,
+    ) -> None:
+        self.path, self.contents = check_place(path), contents
         with self._understood():
             self.connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
@@ -74,14 +87,14 @@ class Store:
                 # Locks are taken with the first write and kept until the connection is closed.
                 self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 self.connection.execute("BEGIN EXCLUSIVE")
-                self.seed = self._begun(fingerprint, seed, insists)
+                self.seed, self.unit = self._begun(fingerprint, seed, unit, insists)
                 self.connection.execute("COMMIT")
         except BaseException:
             self.connection.close()
             raise
 
-    def _begun(self, fingerprint: Mapping[str, str], seed: int, insists: bool) -> int:
-        """Make the tables, or see that they are those of this call; the seed that they were made with."""
+    def _begun(self, fingerprint: Mapping[str, str], seed: int, unit: float, insists: bool) -> tuple[int, float]:
+        """Make the tables, or see that they are those of this call; the seed and unit that they were made with."""
         run = self.connection.execute
         tables = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
         ours = run("PRAGMA application_id").fetchone()[0] == APPLICATION
@@ -89,22 +102,26 @@ class Store:
             for statement in TABLES.split(";"):
                 run(statement)
             run(f"PRAGMA application_id = {APPLICATION}")
-            content = {"fingerprint": json.dumps(dict(fingerprint)), "seed": str(seed)}
-            self.key = _checksum(b"", content["fingerprint"], content["seed"])
+            run(f"PRAGMA user_version = {FORMAT}")
+            content = {"fingerprint": json.dumps(dict(fingerprint)), "seed": str(seed), "unit": repr(unit)}
+            self.key = _checksum(b"", *(content[name] for name in HEADER))
             content["checksum"] = self.key.hex()
             self.connection.executemany("INSERT INTO header VALUES (?, ?)", content.items())
-            return seed
+            return seed, unit
         if not ours or tables != {"header", "pairs"}:
             raise ValueError(f"store {self.path} is an SQLite file of something else; give another path")
+        if (version := run("PRAGMA user_version").fetchone()[0]) != FORMAT:
+            raise ValueError(
+                f"store {self.path} has format {version}, and this version reads format {FORMAT} alone, which finds "
+                f"pairs by the contents of spaces; give another path, or delete the file"
+            )
         (wrong,) = run("PRAGMA integrity_check(1)").fetchone()
         if wrong != "ok":
             raise self._damaged(wrong.splitlines()[-1])
         header = dict(run("SELECT name, content FROM header").fetchall())
-        self.key = _checksum(b"", header.get("fingerprint"), header.get("seed"))
+        self.key = _checksum(b"", *(header.get(name) for name in HEADER))
         if header.get("checksum") != self.key.hex():
-            raise self._damaged(
-                "its header is not as it was written" if "checksum" in header else "an earlier version wrote it"
-            )
+            raise self._damaged("its header is not as it was written")
         before, kept = json.loads(header["fingerprint"]), int(header["seed"])
         other = sorted(name for name in {*before, *fingerprint} if before.get(name) != fingerprint.get(name))
         other += ["random_state"] if insists and kept != seed else []
@@ -113,7 +130,7 @@ class Store:
                 f"store {self.path} belongs to another call, with other {', '.join(other)}; give another path, or "
                 f"delete the file"
             )
-        return kept
+        return kept, float(header["unit"])
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
@@ -136,20 +153,27 @@ class Store:
             f"give another path"
         )
 
-    def finished(self) -> list[SolvedPair]:
-        """All pairs that are in the file, as they were written."""
+    def finished(self, wanted: Iterable[Pair]) -> list[SolvedPair]:
+        """Those of the ``wanted`` pairs that are in the file, as they were written."""
         with self._understood():
             rows = self.connection.execute("SELECT * FROM pairs").fetchall()
         for *row, checksum in rows:
             if checksum != _checksum(self.key, *row):
-                raise self._damaged(f"the pair ({row[0]}, {row[1]}) is not as it was written")
-        return [_read(row) for *row, _ in rows]
+                raise self._damaged("a pair is not as it was written")
+        kept = {(one, other): row for one, other, *row, _ in rows}
+        keys = ((pair, *self._key(pair)) for pair in wanted)
+        return [_read(pair, turned, kept[key]) for pair, key, turned in keys if key in kept]
+
+    def _key(self, pair: Pair) -> tuple[tuple[bytes, bytes], bool]:
+        """The contents of two spaces in the order of files, and whether that is the other one."""
+        one, other = (self.contents[i] for i in pair)
+        return ((one, other), False) if one <= other else ((other, one), True)
 
     def add(self, pairs: Sequence[SolvedPair]) -> None:
         """Write pairs down, all or none of them."""
         with self._understood():
             self.connection.execute("BEGIN")
-            self.connection.executemany(INSERT, [_written(pair, self.key) for pair in pairs])
+            self.connection.executemany(INSERT, [_written(pair, *self._key(pair.pair), self.key) for pair in pairs])
             self.connection.execute("COMMIT")
 
     def __enter__(self) -> Store:
@@ -159,12 +183,12 @@ class Store:
         self.connection.close()
 
 
-def _written(found: SolvedPair, key: bytes) -> tuple[object, ...]:
+def _written(found: SolvedPair, contents: tuple[bytes, bytes], turned: bool, key: bytes) -> tuple[object, ...]:
     """A row, as it will be read: SQLite has neither NaN nor a negative zero."""
     each = found.value, found.gap, found.marginal_error
     numbers = [None if math.isnan(number) else float(number) + 0.0 for number in each]
     blobs = [None, None] if found.matching is None else [part.astype("<i4").tobytes() for part in found.matching]
-    row = (*found.pair, *numbers, int(found.status), *blobs)
+    row = (*contents, *numbers, int(found.status), *(reversed(blobs) if turned else blobs))
     return (*row, _checksum(key, *row))
 
 
@@ -173,11 +197,12 @@ def _checksum(key: bytes, *content: object) -> bytes:
     return hashlib.blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16, key=key).digest()
 
 
-def _read(row: Sequence[Any]) -> SolvedPair:
-    i, j, value, gap, error, status, forward, backward = row
+def _read(pair: Pair, turned: bool, row: Sequence[Any]) -> SolvedPair:
+    value, gap, error, status, *blobs = row
+    forward, backward = reversed(blobs) if turned else blobs
     value, gap, error = (float("nan") if number is None else number for number in (value, gap, error))
     matching = None if forward is None or backward is None else (_indices(forward), _indices(backward))
-    return SolvedPair((i, j), value, gap, error, PairStatus(status), matching)
+    return SolvedPair(pair, value, gap, error, PairStatus(status), matching)
 
 
 def _indices(blob: bytes) -> Array:

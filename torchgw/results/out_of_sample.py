@@ -36,7 +36,6 @@ from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
-LANDMARKS = 256  # known points whose distances are the regressors, where the space has no landmarks of its own
 FITTED_POINTS = 20_000  # known points of the regression
 MISFIT_BITS = 0.5  # root mean square error of the score, in bits, from which on the regression is refused
 COOLING, SOLVING = 6, 200  # halvings of epsilon, and iterations at each, for potentials of a plan without entropy
@@ -130,7 +129,7 @@ def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoin
 
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:
     """The factor (m, r) of new points from that of the known ones (N, r); ``reach`` is the other side's usual norm."""
-    index = known.some(LANDMARKS) if known.landmarks is None else known.landmarks
+    index = known.anchors
     new = known.distances(points, index).to(factor)
     sample = known.some(FITTED_POINTS)
     features = known.space.rows(index)[:, sample].T.to(factor)

@@ -43,6 +43,7 @@ from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.storage import check_members, read, write
+from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.transfer import fetched, sent
@@ -155,7 +156,8 @@ class GWResult(Readable):
     numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
     names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without. Files keep texts,
         numbers and tuples of these, and the text of other names.
-    known, model : the two spaces, for `unseen`, and the objective between them, for `curvature`; not saved.
+    known, model : the two spaces, for `transform`, and the objective between them, for `curvature`. The
+        objective is not saved, the spaces where `save` is asked to.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
 
@@ -364,25 +366,27 @@ class GWResult(Readable):
     def _product(self, V: Tensor, axis: int) -> Tensor:
         return super()._product(V, axis) if self.differentiated is None else self.differentiated.apply(V, axis)
 
-    def unseen(self, points: Any, side: str = "source") -> Unseen:
-        """Map points that the solve has not seen, by its linearised cost and potentials.
+    def transform(self, points: Any, side: str = "source") -> Unseen:
+        """Match points that the solve has not seen, by its linearised cost and potentials.
 
         Parameters
         ----------
         points : (m, D) like X, or (m, E) like Y for ``side="target"``; rows of raw distances to all known points,
             (m, N) or (m, K), where the space was a matrix, a graph or a provider.
-        side : "source" or "target".
+        side : "source" or "target", the side that the points belong to.
 
         Returns
         -------
         `Unseen`, which is read like a result: ``argmax()``, ``top_k(k)`` and ``pull(V)`` for source points,
-        ``argmax()`` and ``push(V)`` for target points.
+        ``argmax()`` and ``push(V)`` for target points. It is a plan, not coordinates:
+        `torchgw.GromovWasserstein.transform` returns coordinates, those of ``transform(points).pull(Y)``, and gives
+        points of the solve their own row of the plan, which this method does not look up.
 
         Raises
         ------
         ValueError, TypeError
-            For points that do not fit, a plan of low rank, a result that was loaded from a file, and objectives with a
-            linear cost, supervision or another loss.
+            For points that do not fit, a plan of low rank, a result that was loaded from a file without points, and
+            objectives with a linear cost, supervision or another loss.
 
         Notes
         -----
@@ -390,21 +394,36 @@ class GWResult(Readable):
         A plan without entropy is mapped by the potentials of its last linear problem at an epsilon of 0.003 of what
         there is to gain, which each call solves.
         """
+        chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
+        coupling, known = self._map()
+        found = extended(coupling, known, points, chosen, self.epsilon or SOFT * self.gain)
+        return Unseen(found, chosen, self.numpy_input, self.max_memory)
+
+    def _map(self) -> tuple[BlockCoupling, tuple[KnownPoints, KnownPoints]]:
+        """What maps new points; refused where nothing can."""
         if self.alpha < 1 or self.supervised or self.options.loss != "square":
             raise ValueError(
                 "unseen points are mapped by distances alone, so not where a linear cost, supervision or another loss "
                 "than 'square' was part of the objective; take the matches of the nearest known points instead"
             )
-        chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
         if self.gradient == "sampled" and isinstance(self.coupling, DenseCoupling):
             raise ValueError("unseen points need the factors of a sampled cost, which so few points do not keep")
         if self.known is None or not isinstance(self.coupling, BlockCoupling):
             raise ValueError(
-                "unseen points can be mapped by the result of gw_align in one process, not by one read from a file, or "
-                "of several ranks, which keep neither points nor distances; align again and map them there"
+                "unseen points need the points or distances of the solve. A file has them if it was written by "
+                "save(path, points=True); a result of several ranks never has them: align again in one process"
             )
-        found = extended(self.coupling, self.known, points, chosen, self.epsilon or SOFT * self.gain)
-        return Unseen(found, chosen, self.numpy_input, self.max_memory)
+        return self.coupling, self.known
+
+    def unseen(self, points: Any, side: str = "source") -> Unseen:
+        """The former name of `transform`, which warns and calls it.
+
+        Parameters
+        ----------
+        points, side : as in `transform`.
+        """
+        warn_caller("GWResult.unseen is now GWResult.transform", DeprecationWarning)
+        return self.transform(points, side)
 
     def confidence(self, points: Any = None) -> Confidence:
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
@@ -424,25 +443,30 @@ class GWResult(Readable):
         found = (entropy, margin, stability.clamp_min(0.0))
         return Confidence(*(self._given(side) for side in found))
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, points: bool = False) -> None:
         """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
 
         Parameters
         ----------
         path : an .npz file, or one without a suffix; one that is there is replaced.
+        points : whether to write what `transform` needs as well: the points, and distances where they are no straight
+            lines. These are N^2 + K^2 numbers where the plan is stored, else those from at most 256 points or from all
+            landmarks, in float64.
 
         Raises
         ------
         ValueError, OSError
             Naming the path, when it is no place for such a file, or cannot be written; what was there before stays.
+            With ``points``, when the result cannot map new points.
 
         Notes
         -----
-        Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON).
-        A checksum is in the archive's comment.
+        Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON),
+        and with ``points`` ``known_x_*`` and ``known_y_*``. A checksum is in the archive's comment.
         """
         coupling = in_blocks(self.coupling, "save")
-        write(place_of(path, ".npz"), saved_members(self), coupling)
+        known = self._map()[1] if validate.flag("points", points) else ()
+        write(place_of(path, ".npz"), saved_members(self), coupling, known)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from os import PathLike
 from pathlib import Path
@@ -28,6 +28,7 @@ from torchgw.persist import guards
 from torchgw.persist.files import checked_seal, written
 from torchgw.request.names import as_names, stored
 from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
 GONE = {"low_rank": ("n_starts",)}  # options that files of earlier versions have
@@ -41,15 +42,23 @@ SHAPES: dict[type[BlockCoupling], dict[str, str]] = {
     PotentialCoupling: FACTORS,
     SparseCoupling: {"mass": "m"} | ENTRIES,
 }
+KNOWN = {"points": "Nd", "rows": "Ln", "anchors": "L", "index": "n", "scale": "", "k": "", "squared": ""}
+KINDS = {"points": "f", "rows": "f", "scale": "f", "anchors": "i", "index": "i", "k": "i", "squared": "b"}
 ORDERS = ("row_order", "column_order")
 MASSES = ("plan", "Q", "R", "x", "y", "mass")
 NAMES = ("names_x", "names_y")
 
 
-def write(path: str | PathLike[str], members: dict[str, Any], coupling: BlockCoupling) -> None:
-    """A file of what `pack` makes, sealed; what was there stays until it is whole."""
+def write(
+    path: str | PathLike[str], members: dict[str, Any], coupling: BlockCoupling, known: Sequence[KnownPoints] = ()
+) -> None:
+    """A file of what `pack` makes and, as ``known_x_*`` and ``known_y_*``, of what places new points, sealed; what was
+    there stays until it is whole."""
+    arrays, every = pack(members, coupling), isinstance(coupling, DenseCoupling)
+    for side, points in zip("xy", known, strict=False):
+        arrays |= {f"known_{side}_{name}": array for name, array in points.arrays(every).items()}
     with written(path) as file:
-        np.savez_compressed(file, **pack(members, coupling))  # type: ignore[arg-type]
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read(path: Path, limit: int) -> dict[str, Any]:
@@ -128,6 +137,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         | names
         | {
             "coupling": coupling,
+            "known": _known(arrays, coupling.shape),
             "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
             "path": tuple(EpsilonStep(**step) for step in meta.get("path", ())),
             "warnings": tuple(IssuedWarning(**warning) for warning in meta.get("warnings", ())),
@@ -239,6 +249,48 @@ def _check_tiles(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> Non
     _check_indices("coupling_tile_column", column.numpy(), (sizes["c"],), columns)
     _check_indices("coupling_tile_first", first.numpy(), (rows + 1,), sizes["c"] + 1)
     _check_rise("coupling_tile_first", first, sizes["c"])
+
+
+def _known(arrays: dict[str, Array], shape: tuple[int, int]) -> tuple[KnownPoints, KnownPoints] | None:
+    """What places new points on either side, where the file has it."""
+    if not any(name.startswith("known_") for name in arrays):
+        return None
+    sides = [{name[8:]: array for name, array in arrays.items() if name.startswith(f"known_{side}_")} for side in "xy"]
+    for side, found, size in zip("xy", sides, shape, strict=True):
+        _check_known(f"known_{side}_", found, size)
+    x, y = (KnownPoints.of_arrays(found, size) for found, size in zip(sides, shape, strict=True))
+    return x, y
+
+
+def _check_known(prefix: str, arrays: dict[str, Array], size: int) -> None:
+    """Refuse arrays that do not place points among ``size`` ones."""
+    straight = "squared" in arrays
+    needed = {"k", "scale", *(("squared", "points") if straight else ("rows",))}
+    if missing := needed - arrays.keys():
+        raise ValueError(f"it holds no array {prefix + min(missing)!r}")
+    if other := arrays.keys() - KNOWN.keys():
+        raise ValueError(f"it holds an array {prefix + min(other)!r} that no result has")
+    lengths = {"N": size} | ({} if "index" in arrays else {"n": size})
+    shapes = KNOWN if "anchors" in arrays else KNOWN | {"rows": "nn"}
+    for name in KNOWN:
+        if name not in arrays:
+            continue
+        array, letters = arrays[name], shapes[name]
+        fits = len(letters) == array.ndim and 0 not in array.shape
+        if not fits or any(lengths.setdefault(c, m) != m for c, m in zip(letters, array.shape, strict=True)):
+            raise ValueError(f"its {prefix}{name} has shape {array.shape}, which does not fit the other arrays")
+        if array.dtype.kind != KINDS[name] or array.dtype.itemsize not in (1, 8) or not np.isfinite(array).all():
+            raise ValueError(f"its {prefix}{name} must hold finite numbers of kind {KINDS[name]}, got {array.dtype}")
+    for name, below in (("index", size), ("anchors", lengths["n"])):
+        if name in arrays:
+            _check_indices(prefix + name, arrays[name], arrays[name].shape, below)
+    if "index" in arrays and (np.diff(arrays["index"]) <= 0).any():
+        raise ValueError(f"its {prefix}index must rise")
+    if not arrays["scale"] > 0 or not 1 <= arrays["k"] <= lengths["n"]:
+        raise ValueError(
+            f"its {prefix}scale must be positive and its {prefix}k from 1 to {lengths['n']}, got {arrays['scale']} and "
+            f"{arrays['k']}"
+        )
 
 
 def _check_indices(name: str, values: Array, shape: tuple[int, ...], below: int) -> None:

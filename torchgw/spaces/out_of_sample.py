@@ -10,10 +10,12 @@ The distance from a new point x to a known one is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +23,48 @@ from torchgw import validate
 from torchgw.kernels.sums import scatter
 from torchgw.spaces.euclidean import EuclideanDistances, distances
 from torchgw.spaces.neighbours import nearest_to
+from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import evenly_spread
+from torchgw.spaces.scale import ScaledDistances
 from torchgw.spaces.subspace import points_of
 from torchgw.types import Array, DistanceProvider, is_metric
 
+LANDMARKS = 256  # known points that new ones are placed by, where the space has no landmarks of its own
 NEW_ELEMENTS = 2**24
 FAR = 4.0  # times the way by the new point
+
+
+class LandmarkRows(ScaledDistances):
+    """The distances from L landmarks to all n points, which are all that a file keeps of a large space.
+
+    Parameters
+    ----------
+    rows : (L, n), scaled.
+    landmarks : (L,) indices.
+    scale : what the raw distances were divided by.
+    """
+
+    divided = True
+
+    def __init__(self, rows: Tensor, landmarks: Tensor, scale: float) -> None:
+        self._rows, self.landmarks = rows, landmarks
+        self.scale = self.largest = scale
+
+    @property
+    def size(self) -> int:
+        return self._rows.shape[1]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkRows:
+        return self._with(_rows=self._rows.to(device, dtype), landmarks=self.landmarks.to(device))
+
+    def _times(self, ratio: float) -> LandmarkRows:
+        return self._with(_rows=self._rows * ratio)
+
+    def rows(self, index: Tensor) -> Tensor:
+        found, place = (index[:, None] == self.landmarks).int().max(1)
+        if not bool(found.all()):
+            raise ValueError("distances must be those from landmarks, which are all that the file has")
+        return self._rows[place]
 
 
 @dataclass(frozen=True)
@@ -75,6 +113,49 @@ class KnownPoints:
         """Indices of the landmarks of the distances, where they have any."""
         found: Tensor | None = getattr(self.among, "landmarks", None)
         return found if found is None or self.index is None else self.index[found.cpu()]
+
+    @property
+    def anchors(self) -> Tensor:
+        """Indices of the points that new ones are placed by: the landmarks, or some that are evenly spread."""
+        return self.some(LANDMARKS) if self.landmarks is None else self.landmarks
+
+    def arrays(self, every: bool) -> dict[str, Array]:
+        """What a file keeps of it, for `of_arrays`.
+
+        Parameters
+        ----------
+        every : whether distances between all points are needed, or those from the `anchors` alone. Distances between
+            points that are straight lines are found again from the points.
+        """
+        if not is_metric(self.among):
+            raise ValueError(
+                f"points can be saved where distances place new ones, and {type(self.among).__name__} does not say "
+                f"what is near; save the result without points"
+            )
+        found = {"k": np.array(self.k), "scale": np.array(float(self.among.scale))}
+        found |= {} if self.points is None else {"points": self.points}
+        found |= {} if self.index is None else {"index": self.index.cpu().numpy()}
+        if isinstance(self.among, EuclideanDistances) and self.points is not None:
+            return found | {"squared": np.array(self.among.squared)}
+        index = torch.arange(self.among.size) if every else self.places[self.anchors.cpu()]
+        found |= {} if every else {"anchors": index.numpy()}
+        return found | {"rows": self.among.rows(index).double().numpy()}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, Array], size: int) -> KnownPoints:
+        """What `arrays` made of ``size`` points, from arrays that were checked."""
+        points, scale = arrays.get("points"), float(arrays["scale"])
+        index = torch.from_numpy(arrays["index"]) if "index" in arrays else None
+        made: DistanceProvider
+        if "squared" in arrays:
+            assert points is not None
+            near = points if index is None else points[index.numpy()]
+            made = EuclideanDistances(near, bool(arrays["squared"])).with_scale(scale)
+        elif "anchors" in arrays:
+            made = LandmarkRows(torch.from_numpy(arrays["rows"]), torch.from_numpy(arrays["anchors"]), scale)
+        else:
+            made = PrecomputedDistances.stored_matrix(torch.from_numpy(arrays["rows"]), scale)
+        return cls(made, points, int(arrays["k"]), index, None if index is None else size)
 
     def distances(self, new: Any, index: Tensor) -> Tensor:
         """Scaled distances (m, len(index)), float64, from new points to the known points ``index``.

@@ -1,0 +1,50 @@
+"""``torchgw apply RESULT NEW -o OUT``: new points matched by a saved result."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torchgw.cli.align import memory_limit, space_of
+from torchgw.cli.output import check_output, write_whole
+from torchgw.results.result import GWResult
+
+ELEMENTS = 2**24  # of a plan between new and known points that is held at once
+
+
+def run_apply(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Read, match, write."""
+    check_output(arguments.output, ".csv")
+    limit = memory_limit(arguments)
+    result = GWResult.load(arguments.result, limit)
+    points = space_of("points", arguments.points, limit)
+    write_whole(lambda aside: write_matches(aside, result, points, arguments.side), arguments.output)
+    return {
+        "output": str(arguments.output),
+        "result": str(arguments.result),
+        "side": arguments.side,
+        "points": int(points.shape[0]),
+    }
+
+
+def write_matches(path: Path, result: GWResult, points: Any, side: str) -> None:
+    """A table of the new points, the best known point of the other side, and the share of the mass that goes there."""
+    other = "target" if side == "source" else "source"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow((side, other, "share"))
+        for row in _matches(result, points, side):
+            table.writerow(row)
+
+
+def _matches(result: GWResult, points: Any, side: str) -> Iterator[tuple[int, int, str]]:
+    step = max(1, ELEMENTS // max(result.shape))
+    for start in range(0, points.shape[0], step):
+        plan = result.transform(points[start : start + step], side).plan
+        rows = plan if side == "source" else plan.T
+        mass, best = rows.max(1)
+        for i, (part, j) in enumerate(zip((mass / rows.sum(1)).tolist(), best.tolist(), strict=True)):
+            yield start + i, j, f"{part:.6g}"
