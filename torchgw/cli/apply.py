@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchgw.cli.align import memory_limit, space_of
-from torchgw.cli.output import check_output, write_whole
+from torchgw.cli.output import cells_of, check_output, write_whole
 from torchgw.results.result import GWResult
 
 ELEMENTS = 2**24  # of a plan between new and known points that is held at once
@@ -20,8 +20,8 @@ def run_apply(arguments: argparse.Namespace) -> dict[str, Any]:
     check_output(arguments.output, ".csv")
     limit = memory_limit(arguments)
     result = GWResult.load(arguments.result, limit)
-    points = space_of("points", arguments.points, limit)
-    write_whole(lambda aside: write_matches(aside, result, points, arguments.side), arguments.output)
+    points, names = space_of("points", arguments.points, limit)
+    write_whole(lambda aside: write_matches(aside, result, points, arguments.side, names), arguments.output)
     return {
         "output": str(arguments.output),
         "result": str(arguments.result),
@@ -30,14 +30,17 @@ def run_apply(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def write_matches(path: Path, result: GWResult, points: Any, side: str) -> None:
-    """A table of the new points, the best known point of the other side, and the share of the mass that goes there."""
+def write_matches(path: Path, result: GWResult, points: Any, side: str, names: list[str] | None) -> None:
+    """A table of the new points, the best known point of the other side, and the share of the mass that goes there.
+    Points have their names, or else their numbers."""
     other = "target" if side == "source" else "source"
+    size, known = (result.shape[1], result.names_y) if side == "source" else (result.shape[0], result.names_x)
+    new, old = cells_of(points.shape[0], names), cells_of(size, known)
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow((side, other, "share"))
-        for row in _matches(result, points, side):
-            table.writerow(row)
+        for i, j, share in _matches(result, points, side):
+            table.writerow((new[i], old[j], share))
 
 
 def _matches(result: GWResult, points: Any, side: str) -> Iterator[tuple[int, int, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,18 @@ def write_matching(result: GWResult, path: Path) -> None:
     """A table of the source's points, the best target of each, and the share of its mass that goes there; both empty
     where a point has none to match. Points have their names, or else their numbers."""
     (mass, best), given = result.top_k(1), result.marginal(1)
-    sources, targets = (
-        range(size) if names is None else [as_cell(str(name)) for name in names]
-        for size, names in zip(result.shape, (result.names_x, result.names_y), strict=True)
-    )
+    sources, targets = map(cells_of, result.shape, (result.names_x, result.names_y))
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(("source", "target", "share"))
         for i, (part, target, total) in enumerate(zip(mass[:, 0], best[:, 0], given, strict=True)):
             share = f"{float(part) / float(total):.6g}" if total > 0 else ""
             table.writerow((sources[i], targets[int(target)] if total > 0 else "", share))
+
+
+def cells_of(size: int, names: Iterable[object] | None) -> Sequence[int | str]:
+    """What a table calls points: by their names, or else by their numbers."""
+    return range(size) if names is None else [as_cell(str(name)) for name in names]
 
 
 def as_cell(name: str) -> str:
