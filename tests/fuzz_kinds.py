@@ -480,6 +480,7 @@ FIELDS: dict[str, dict[str, str]] = {  # values by group and field, apart by "|"
         "k": "1|2|5|{least_n} - 1||0|1.5|{most_n}|'many'",
         "n_landmarks": "2|5|100||1|None",
         "cache_rows": "1|3||0",
+        "weight": "None|'weight'||1",
         "scale": "'common'|2.0|(0.5, 3)|1e-3|1e3|1e100||0.0|-1|1e-300|np.inf|'own'|(1.0, 2.0, 3.0)",
     },
     "sampling": {

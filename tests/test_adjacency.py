@@ -392,6 +392,36 @@ def test_a_graph_of_networkx_is_its_adjacency_matrix(kind: str) -> None:
     np.testing.assert_array_equal(all_rows(space).numpy(), A / space.scale)
 
 
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("weight", [None, "strength"])
+def test_entries_are_the_attribute_that_is_asked_for(kind: str, weight: str | None, tmp_path: Path) -> None:
+    graph = GRAPHS[kind].copy()
+    for at, (*_, attributes) in enumerate(graph.edges(data=True)):
+        attributes["strength"] = at + 0.5
+    A, options = nx.to_numpy_array(graph, weight=weight), GWOptions(spaces=SpaceOptions(weight=weight))
+    np.testing.assert_array_equal(all_rows(AdjacencyDistances(graph, weight=weight)).numpy(), A / np.abs(A).max())
+    asked = {"distances": "adjacency", "epsilon": 1e-2, "random_state": 0}
+    found = quietly(gw_align, graph, graph, options=options, checkpoint=tmp_path / "kept", **asked)
+    assert found.value == quietly(gw_align, A, A, **asked).value
+    assert quietly(resume, tmp_path / "kept").value == found.value
+
+
+def test_an_attribute_that_an_edge_lacks_is_refused() -> None:
+    graph = nx.Graph([("a", "b", {"strength": 2.0}), ("b", "c")])
+    with pytest.raises(
+        ValueError, match=r"'strength' on each edge, .* none on \('b', 'c'\); SpaceOptions\(weight=None\)"
+    ):
+        gw_align(
+            graph,
+            graph,
+            distances="adjacency",
+            options=GWOptions(spaces=SpaceOptions(weight="strength")),
+            random_state=0,
+        )
+    with pytest.raises(TypeError, match="weight must be a str, the name of an attribute of edges, or None, got int"):
+        SpaceOptions(weight=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])
 def test_kinds_of_numbers_are_one(dtype: Any) -> None:
     A = graph(N, 0) > 0

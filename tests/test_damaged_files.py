@@ -207,6 +207,7 @@ def test_files_that_were_written_before_are_read_and_written_alike(name: str, tm
     assert new.pop("path") == new.pop("warnings") == []
     assert new["marginals"].pop("divergence", "kl") == "kl"
     assert new.pop("escapes") == 0
+    assert new["options"]["spaces"].pop("weight", "weight") == "weight"
     assert [new["certificate"].pop(name) for name in ("curvature", "curvature_error")] == [None, None]
     assert all(basin.pop("origin") == "unknown" for basin in new["basins"])
     counts = [basin["count"] for basin in old["basins"]]

@@ -46,14 +46,19 @@ class SpaceOptions(Worded):
         against a whole. A positive number: both by it; a pair: one each, leaving each space a largest distance within
         [1e-9, 1e9], which float32 carries with its powers. ``epsilon`` is in units of squared scaled distances, so with
         distances well above 1 it is relatively smaller, below 1 larger.
+    weight : the attribute of edges of networkx graphs that is their entry in an adjacency. "weight" counts 1 where an
+        edge has none, as networkx does; other attributes must be there. None counts each edge 1.
     """
 
     k: int | None = None
     n_landmarks: int = 100
     cache_rows: int = 2000
     scale: str | float | tuple[float, float] | None = None
+    weight: str | None = "weight"
 
     def __post_init__(self) -> None:
+        if self.weight is not None:
+            validate.instance("weight", self.weight, str, ", the name of an attribute of edges, or None")
         if self.k is not None:
             _keep(self, k=validate.integer("k", self.k, least=1))
         _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))

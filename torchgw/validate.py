@@ -333,14 +333,15 @@ def graph(name: str, value: Any) -> Any:
     return csr
 
 
-def adjacency(name: str, value: Any) -> Any:
+def adjacency(name: str, value: Any, weight: str | None = "weight") -> Any:
     """A square matrix (N, N) of finite real numbers, N >= 1, not all of them zero, with any diagonal, signs and
     directions: float64, a CSR matrix of SciPy's sparse ones and of networkx's graphs, an array of all else.
 
-    Differences between the two directions that are as small as the input's dtype rounds are mended.
+    Differences between the two directions that are as small as the input's dtype rounds are mended. ``weight`` is the
+    attribute of networkx's edges that counts, see `adjacency_of`.
     """
     if is_networkx(value):
-        value = adjacency_of(name, value)
+        value = adjacency_of(name, value, weight)
     found = _csr(name, value, "numbers") if issparse(value) else _numbers(name, value, 2, "(N, N)", copy=False)
     if found.shape[0] != found.shape[1]:
         raise ValueError(f"{name} must be a square adjacency matrix (N, N), got shape {tuple(found.shape)}")
@@ -403,18 +404,26 @@ def is_networkx(value: Any) -> bool:
     return all(hasattr(value, member) for member in _NETWORKX)
 
 
-def adjacency_of(name: str, graph: Any) -> Any:
-    """The adjacency of a networkx graph as SciPy CSR: nodes in their order, the attribute ``weight`` of edges where
-    they have it, 1 elsewhere, parallel edges added up."""
+def adjacency_of(name: str, graph: Any, weight: str | None) -> Any:
+    """The adjacency of a networkx graph as SciPy CSR: nodes in their order, an attribute of edges, parallel edges added
+    up. Without an attribute each edge counts 1, and so does one that has no "weight"; others must be there."""
     place = {node: i for i, node in enumerate(graph)}
-    edges = [(place[u], place[v], weight) for u, v, weight in graph.edges(data="weight", default=1)]
+    default = 1 if weight == "weight" else None
+    listed = ((u, v, 1) for u, v in graph.edges()) if weight is None else graph.edges(data=weight, default=default)
+    edges = [(place[u], place[v], entry) for u, v, entry in listed]
     if not edges and len(place) != 1:
         raise ValueError(f"{name} must have edges, got a networkx graph of {len(place)} nodes without any")
     row, column, given = zip(*edges, strict=True) if edges else ((), (), ())
+    if None in given:
+        u, v = (list(place)[at] for at in edges[given.index(None)][:2])
+        raise ValueError(
+            f"{name} must have the attribute {weight!r} on each edge, as options.spaces.weight says, got none on "
+            f"({u!r}, {v!r}); SpaceOptions(weight=None) counts each edge 1"
+        )
     weights = np.asarray(given)
     if weights.dtype.kind not in "fiub":
         what = f"{type(given[0]).__name__} of dtype {weights.dtype}"
-        raise TypeError(f"{name} must have real numbers as the attribute 'weight' of its edges, got {what}")
+        raise TypeError(f"{name} must have real numbers as the attribute {weight!r} of its edges, got {what}")
     i, j = np.array(row, dtype=np.int64), np.array(column, dtype=np.int64)
     if not graph.is_directed():
         other = i != j

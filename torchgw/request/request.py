@@ -465,10 +465,11 @@ class Request:
         kept = {entry.name: getattr(whole, entry.name) for entry in fields(Asked) if entry.name not in left_out}
         epsilon = whole.epsilon if whole.epsilon == AUTO else self.model.epsilon
         init = whole.init.plan if isinstance(whole.init, Readable) else whole.init
-        graphs = {name: validate.adjacency(name, kept[name]) for name in "XY" if validate.is_networkx(kept[name])}
+        weight, graphs = whole.options.spaces.weight, (name for name in "XY" if validate.is_networkx(kept[name]))
+        matrices = {name: validate.adjacency(name, kept[name], weight) for name in graphs}
         decided = {"cost": as_pair(whole.cost), "init": init, "epsilon": epsilon, "device": self.device}
         names = dict(zip(("names_x", "names_y"), map(stored, self.names), strict=True))
-        return kept | graphs | decided | names
+        return kept | matrices | decided | names
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""

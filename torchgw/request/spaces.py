@@ -82,7 +82,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"c.shape) makes one, and {name}.to_dense() points"
         )
     if distances == "adjacency" and not is_provider(space):
-        return Space(name, AdjacencyDistances(space, name=name), "adjacency")
+        return Space(name, AdjacencyDistances(space, name=name, weight=options.weight), "adjacency")
     if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":

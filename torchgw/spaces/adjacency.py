@@ -33,9 +33,9 @@ class AdjacencyDistances(ScaledDistances):
     Parameters
     ----------
     A : (N, N), real and finite, not all zero: an array or tensor; or a SciPy sparse matrix or a networkx graph, which
-        stay sparse. Of a graph of networkx: nodes in their order, the attribute ``weight`` of edges, 1 where there is
-        none, and parallel edges added up.
+        stay sparse. Of a graph of networkx: nodes in their order, and parallel edges added up.
     name : what the argument is called in error messages.
+    weight : the attribute of edges of a graph of networkx that counts, see `SpaceOptions`.
 
     Attributes
     ----------
@@ -58,8 +58,8 @@ class AdjacencyDistances(ScaledDistances):
 
     metric = False
 
-    def __init__(self, A: Any, *, name: str = "A") -> None:
-        matrix = validate.adjacency(name, A)
+    def __init__(self, A: Any, *, name: str = "A", weight: str | None = "weight") -> None:
+        matrix = validate.adjacency(name, A, weight)
         entries = matrix.data if issparse(matrix) else matrix
         self.scale = self.largest = positive_scale(float(np.abs(entries).max(initial=0.0)))
         self.leaf = A if isinstance(A, Tensor) and A.requires_grad else None
