@@ -533,7 +533,7 @@ def test_values_on_a_gpu_are_close(found: PairwiseResult) -> None:
     assert result.converged
 
 
-GRAPHS = [csr_array(np.where(D < np.median(D), D, 0.0)) for D in MATRICES[:3]]
+GRAPHS = [csr_array(np.where(np.median(D) > D, D, 0.0)) for D in MATRICES[:3]]
 
 
 @pytest.mark.parametrize(
