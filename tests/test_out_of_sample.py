@@ -27,6 +27,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.persist.files import written
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.views import layout
 
 X, ANGLE_X = make_spiral(400)
 Y, ANGLE_Y = make_swiss_roll(450, random_state=1)
@@ -204,6 +205,20 @@ def test_results_that_map_nothing_are_not_saved_with_points(tmp_path: Path) -> N
         with pytest.raises(ValueError, match=text):
             result.save(tmp_path / "out.npz", points=True)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_a_loaded_result_is_drawn_by_its_points_or_asks_for_them(tmp_path: Path) -> None:
+    graphs = [neighbour_graph(points) for points in (X[:300], Y[:310])]
+    for spaces, drawn in (((X[:70], Y[:80]), True), (graphs, False)):
+        result = gw_align(*spaces, distances="landmark", epsilon=5e-3, options=STREAMED, random_state=0)
+        result.save(tmp_path / "r.npz", points=True)
+        loaded = GWResult.load(tmp_path / "r.npz")
+        if drawn:
+            np.testing.assert_array_equal(layout.side(loaded, 0), X[:70])
+            continue
+        with pytest.raises(ValueError, match=r"keeps distances from 100 of 300 points.*pass points \(X=, Y=\)"):
+            layout.side(loaded, 0)
 
 
 DAMAGES: dict[str, tuple[str, Any]] = {

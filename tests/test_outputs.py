@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -155,3 +157,32 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     for name in ("other", "text", "pickle"):
         with pytest.raises(ValueError, match=r"written by GWResult\.save"):
             GWResult.load(tmp_path / f"{name}.npz")
+
+
+HTML = {"none": (None, None), "one side": ("a{}", None), "both": ("<b>&{}", "'\"{}<script>")}
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+@pytest.mark.parametrize("epsilon", [0, 1e-2])
+@pytest.mark.parametrize("case", HTML)
+def test_the_table_of_a_result_is_escaped_and_names_the_surest_matches(case: str, epsilon: float) -> None:
+    result = gw_align(SPIRAL[:30], ROLL[:40], p=np.r_[0.0, np.full(29, 1 / 29)], epsilon=epsilon, random_state=0)
+    texts = zip(HTML[case], result.shape, strict=True)
+    x, y = (None if text is None else np.array([text.format(i) for i in range(n)], dtype=object) for text, n in texts)
+    table = replace(result, names_x=x, names_y=y)._repr_html_()
+    root = ElementTree.fromstring(table)  # well-formed, with these elements alone
+    assert {element.tag for element in root.iter()} == {"table", "caption", "tr", "th", "td"}
+    cells = {row[0].text: row[1].text or "" for row in root.iter("tr")}
+    assert cells["shape"] == "30 x 40"
+    assert cells["value"] == f"{result.value:.6g}"
+    assert all(reason in cells["verdict"] for reason in result.reasons)
+    assert ("surest matches" in cells) == (case == "both")
+    if case == "both":
+        share = (result.plan[1:] / result.plan[1:].sum(1, keepdim=True)).max(1)
+        named = cells["surest matches"].split(", ")
+        indices = [[int(number) for number in re.findall(r"\d+", match)] for match in named]
+        assert len(indices) == 5
+        for i, j in indices:
+            assert int(share.indices[i - 1]) == j
+        least = share.values.sort(descending=True).values[4]
+        assert all(float(share.values[i - 1]) >= float(least) - 1e-12 for i, _ in indices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from html import escape
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ from torchgw.spaces.subspace import name_of
 from torchgw.types import Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
+N_SUREST = 5  # matches that the table of a result shows
 NOT_SAVED = ("known", "model", "differentiated")
 
 
@@ -288,14 +290,44 @@ class GWResult(Readable):
 
     def __repr__(self) -> str:
         n, k = self.shape
-        value = f"{self.value:.6g}" if self.value_exact else f"{self.value:.6g} +- {self.value_error:.1g}"
         chosen = f" ({len(self.path)} tried)" if self.path else ""
         model = "" if self.marginals.balanced else f"{self.marginals}, "
         return (
-            f"GWResult({n} x {k}, {model}value {value}, {self.status.name.lower()} after {self.n_iter} iterations "
-            f"at epsilon {self.epsilon:.3g}{chosen}, marginal error {self.marginal_error:.1e}, backend {self.backend}; "
+            f"GWResult({n} x {k}, {model}value {self._shown_value()}, "
+            f"{self.status.name.lower()} after {self.n_iter} iterations at epsilon {self.epsilon:.3g}{chosen}, "
+            f"marginal error {self.marginal_error:.1e}, backend {self.backend}; "
             f"{self.verdict.name.lower()})"
         )
+
+    def _shown_value(self) -> str:
+        return f"{self.value:.6g}" if self.value_exact else f"{self.value:.6g} +- {self.value_error:.1g}"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks. Where points have names, one pass over the plan finds the matches of largest share."""
+        n, k = self.shape
+        rows = {
+            "shape": f"{n} x {k}",
+            "value": self._shown_value(),
+            "verdict": f"{self.verdict.name.lower()}. {' '.join(self.reasons)}",
+            "status": f"{self.status.name.lower()} after {self.n_iter} iterations",
+            "epsilon": f"{self.epsilon:.3g}",
+            "marginal error": f"{self.marginal_error:.1e}",
+        }
+        if self.names_x is not None and self.names_y is not None:
+            found = self._surest(N_SUREST)
+            rows["surest matches"] = ", ".join(f"{self.names_x[i]} to {self.names_y[j]}" for i, j in found)
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows.items())
+        return f"<table><caption>{type(self).__name__}</caption>{cells}</table>"
+
+    def _surest(self, count: int) -> list[tuple[int, int]]:
+        """Source points that send the largest shares of their mass to one target point, with that point."""
+        coupling = in_blocks(self.coupling, "the table of a result")
+        mass, best = coupling.top_k(1)
+        given = coupling.marginal(1)
+        share = torch.where(given > 0, mass[:, 0] / given, -1.0)
+        order = share.argsort(descending=True, stable=True)[:count]
+        order = order[share[order] > 0]
+        return list(zip(order.tolist(), best[order, 0].tolist(), strict=True))
 
     @property
     def verdict(self) -> Verdict:

@@ -63,7 +63,10 @@ class LandmarkRows(ScaledDistances):
     def rows(self, index: Tensor) -> Tensor:
         found, place = (index[:, None] == self.landmarks).int().max(1)
         if not bool(found.all()):
-            raise ValueError("distances must be those from landmarks, which are all that the file has")
+            raise ValueError(
+                f"this file keeps distances from {len(self.landmarks)} of {self.size} points, which place new "
+                f"points and lay nothing out; to draw the result, pass points (X=, Y=)"
+            )
         return self._rows[place]
 
 
