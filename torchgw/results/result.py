@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
+from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.reader import Readable, point_indices
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import (
@@ -414,7 +415,7 @@ class GWResult(Readable):
 
         Parameters
         ----------
-        epsilon : entropy of the soft plan, > 0, in units of the scaled squared distances. None takes a hundredth of the
+        epsilon : entropy of the soft plan, > 0, in units of the scaled squared distances. None takes 0.003 of the
             median, over all points, of a point's mean cost less its cost in T. A result with entropy is then returned
             as it is. Far smaller values leave masses of 0, which rank nothing.
 
@@ -480,6 +481,11 @@ class GWResult(Readable):
             differentiated=None,
         )
 
+    @property
+    def _sharp(self) -> bool:
+        """Whether the plan ranks no candidates: one of low rank spreads over all of them without entropy."""
+        return self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
+
     @cached_property
     def _softened(self) -> Softened:
         """The soft plan at the default epsilon, found once."""
@@ -513,7 +519,7 @@ class GWResult(Readable):
             For more than the match of a sharp result of a file or of several ranks: save ``result.soft()`` instead.
         """
         validate.integer("k", k, least=1, most=self.shape[1])
-        if k == 1 or self.epsilon > 0:
+        if k == 1 or not self._sharp:
             return super().top_k(k)
         soft, first = self._softened.coupling, self.coupling.argmax(1)[:, None]
         values, index = soft.top_k(k)
@@ -540,7 +546,7 @@ class GWResult(Readable):
         points : (m,) indices of source points to look at alone, in O(m K); None for all.
         """
         coupling = in_blocks(self.coupling, "confidence")
-        if self.epsilon == 0 and self.known is not None and self.model is not None:
+        if self._sharp and self.known is not None and self.model is not None:
             coupling = self._softened.coupling
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
