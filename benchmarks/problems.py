@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 from scipy.spatial.distance import cdist
 from sklearn.neighbors import kneighbors_graph
@@ -149,3 +151,46 @@ def pixel_splits(most: int | None = None) -> dict[str, tuple[np.ndarray, np.ndar
 def distances(x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
     """Euclidean distances between two clouds of points, or within one."""
     return cdist(x, x if y is None else y)
+
+
+Matched: TypeAlias = tuple[Any, Any, np.ndarray, str]
+
+
+def clustered_words(rng: np.random.Generator, n: int = 1000, d: int = 50, noise: float = 0.6) -> Matched:
+    """Vectors in twelve clusters and a rotated, noisy, shuffled copy, and where each one went."""
+    X = rng.normal(size=(12, d))[rng.integers(12, size=n)] + 0.7 * rng.normal(size=(n, d))
+    order = rng.permutation(n)
+    moved = (X + noise * rng.normal(size=X.shape)) @ rotation(d, rng)
+    return X, moved[order], np.argsort(order), "euclidean"
+
+
+def manifold_views(rng: np.random.Generator, n: int = 1000, noise: float = 0.05) -> Matched:
+    """Two noisy, bent views of points on one surface, as of cells in two modalities, and where each one went."""
+    z = np.stack((2 * rng.random(n), rng.random(n) ** 1.5), 1)
+    z[:, 1] *= 0.3 + z[:, 0] / 2
+    views = []
+    for d in (10, 15):
+        bent = np.sin(2 * z @ rng.normal(size=(2, d)) + 6 * rng.random(d))
+        views.append(z @ rotation(d, rng)[:2] + (0.15 * bent + 2**0.5 * noise * rng.normal(size=(n, d))) / d**0.5)
+    order = rng.permutation(n)
+    return views[0], views[1][order], np.argsort(order), "auto"
+
+
+def rewired_graph(rng: np.random.Generator, n: int = 300, rewired: float = 0.1) -> Matched:
+    """The adjacency of a geometric graph, and that of a shuffled one of which some edges go elsewhere."""
+    points = rng.random((n, 2))
+    apart = np.linalg.norm(points[:, None] - points, axis=2)
+    pairs = np.argwhere(np.triu(apart < (8 / np.pi / n) ** 0.5, 1))
+    moved = np.where(rng.random((len(pairs), 1)) < rewired, rng.integers(n, size=(len(pairs), 2)), pairs)
+    order = rng.permutation(n)
+    A, B = np.zeros((2, n, n))
+    for matrix, edges in ((A, pairs), (B, moved[moved[:, 0] != moved[:, 1]])):
+        matrix[edges[:, 0], edges[:, 1]] = matrix[edges[:, 1], edges[:, 0]] = 1.0
+    return csr_array(A), csr_array(B[np.ix_(order, order)]), np.argsort(order), "adjacency"
+
+
+CANDIDATES: dict[str, Callable[[np.random.Generator], Matched]] = {
+    "words": clustered_words,
+    "cells": manifold_views,
+    "graph": rewired_graph,
+}

@@ -21,11 +21,13 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
     the other side."""
     (n, k), sides, known, model = support.shape, support.sides, result.known, result.model
     places = zip(sides, support.shape, strict=True)
-    if model is not None:
-        p, q = (scatter(mass, index, size) for mass, (index, size) in zip(model.masses, places, strict=True))
-        model = model.on(p, q, None, None)
     if known is not None:
         known = _all_known(known[0], support, 0), _all_known(known[1], support, 1)
+    if model is not None and known is not None:
+        p, q = (scatter(mass, index, size) for mass, (index, size) in zip(model.masses, places, strict=True))
+        at = [side.places.to(model.p.device) for side in known]
+        costs = (None if cost is None else cost.taken(at[0], at[1]) for cost in (model.cost, model.penalty))
+        model = model.on(p, q, *costs)
     solved = result.differentiated
     return replace(
         result,

@@ -24,21 +24,16 @@ from torchgw.couplings.reader import Readable
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
-from torchgw.kernels.softmin_dense import reference
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.objective.exact import product
-from torchgw.options import SinkhornOptions
+from torchgw.objective.exact import ExactGradient
+from torchgw.results.soft import potentials_of
 from torchgw.runtime.surroundings import undisturbed_methods
-from torchgw.sinkhorn.loop import rescale
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
 FITTED_POINTS = 20_000  # known points of the regression
 MISFIT_BITS = 0.5  # root mean square error of the score, in bits, from which on the regression is refused
-COOLING, SOLVING = 6, 200  # halvings of epsilon, and iterations at each, for potentials of a plan without entropy
 RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
@@ -113,18 +108,14 @@ def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoin
     """A plan T (N, K) with the potentials that solve its score 2 D_X T D_Y log2(e) / epsilon; a few times the memory of
     the plan."""
     x, y = (side.space for side in known)
-    rows, columns = coupling.marginal(1), coupling.marginal(0)
-    mass, plan = rows.sum(), coupling.plan
-    score = product(x, product(y, plan.T).T) * (2 * LOG2E / float(mass))
-    sides, kernel = (Side((rows / mass).log2()), Side((columns / mass).log2())), reference.KERNEL
-    f, g, buffer = sides[0].log_mass, sides[1].log_mass, torch.empty_like(score)
-    for step in range(COOLING, -1, -1):  # from a blur, whose potentials are quickly found
-        at = epsilon * 2**step
-        state = scaling(
-            Scaler(kernel.on(score / at), *sides, buffer), f, g, options=SinkhornOptions(), max_iter=SOLVING
-        )
-        f, g = (rescale(side, own.log_mass, 2.0) for side, own in zip((state.f, state.g), sides, strict=True))
-    return DenseCoupling(plan, state.f, state.g)
+    rows, columns = (coupling.marginal(axis).double() for axis in (1, 0))
+    mass, unit = float(rows.sum()), LOG2E / epsilon
+    exact = ExactGradient(x, y, rows / mass, columns / mass)
+    cost = exact(coupling.times(1 / mass), rows / mass)
+    state = potentials_of(cost, rows, columns, epsilon)
+    # A cost that is stored is centred, and its terms take that up.
+    f, g = state.f - unit * (exact.a - cost.a), state.g - unit * (exact.b - cost.b)
+    return DenseCoupling(coupling.plan, f, g)
 
 
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:

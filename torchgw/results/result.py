@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from html import escape
 from os import PathLike
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
+from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.reader import Readable, point_indices
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import (
@@ -43,6 +45,7 @@ from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
+from torchgw.results.soft import Softened, softened, value_of
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.ranks import ranks_of
@@ -56,10 +59,11 @@ from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.resolution import sampled
 from torchgw.spaces.scale import unit_of
 from torchgw.spaces.subspace import name_of
-from torchgw.types import Coupling, Differentiated
+from torchgw.types import Array, Coupling, Differentiated
 
 SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 N_SUREST = 5  # matches that the table of a result shows
+SMALL_ROWS = 256  # of a soft plan that are read at once
 NOT_SAVED = ("known", "model", "differentiated")
 
 
@@ -158,7 +162,7 @@ class GWResult(Readable):
     numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
     names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without. Files keep texts,
         numbers and tuples of these, and the text of other names.
-    known, model : the two spaces, for `transform`, and the objective between them, for `curvature`. The
+    known, model : the two spaces, for `transform`, and the objective between them, for `soft` and `curvature`. The
         objective is not saved, the spaces where `save` is asked to.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
@@ -282,7 +286,7 @@ class GWResult(Readable):
             distance_correlation=told.correlation,
             numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
             known=known_points(request.spaces, spaces, graphs) if alone else None,
-            model=model.on(model.p, model.q, None, None) if alone else None,  # linear costs have no curvature
+            model=model if alone else None,
             differentiated=differentiated,
             names_x=request.names[0],
             names_y=request.names[1],
@@ -457,14 +461,147 @@ class GWResult(Readable):
         warn_caller("GWResult.unseen is now GWResult.transform", DeprecationWarning)
         return self.transform(points, side)
 
+    def soft(self, epsilon: float | None = None) -> GWResult:
+        """The soft plan of a sharp result: one linear entropic problem on the cost C(T) at its plan T.
+
+        Its plan ranks all pairs, so `top_k`, `confidence`, `push`, `pull` and `torchgw.curvature` tell more of it than
+        of a matching. It has the marginals of T: a point that T leaves out has no candidates.
+
+        Parameters
+        ----------
+        epsilon : entropy of the soft plan, > 0, in units of the scaled squared distances. None takes 0.003 of the
+            median, over all points, of a point's mean cost less its cost in T. A result with entropy is then returned
+            as it is. Far smaller values leave masses of 0, which rank nothing.
+
+        Returns
+        -------
+        GWResult
+            With the soft plan, its epsilon, value and marginal errors. What the solve found stays: basins, lower bound,
+            status, history. The stationarity gap is NaN: the plan solves the problem at T, not at itself.
+
+        Raises
+        ------
+        ValueError
+            For a result of a file or of several ranks, which keep no distances: save ``result.soft()`` instead.
+        MemoryError
+            Where costs without factors take more than ``options.max_memory``.
+
+        Notes
+        -----
+        O(N K) memory, and time for each of some hundred iterations, where the matrices fit ``options.max_memory``.
+        Beyond that, costs with factors are multiplied anew in each iteration. Results of strategy "sparse" have
+        candidates only among pairs whose neighbours are matched, O(number of these).
+
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> X = np.random.default_rng(0).normal(size=(40, 3))
+        >>> sharp = torchgw.gw_align(X, X + 0.01, distances="euclidean", random_state=0)
+        >>> sharp.epsilon, sharp.soft().epsilon > 0, sharp.soft().top_k(3)[1].shape
+        (0.0, True, (40, 3))
+        """
+        if epsilon is None and self.epsilon > 0:
+            return self
+        found = self._softened if epsilon is None else self._soften(validate.real("epsilon", epsilon, above=0.0))
+        assert self.known is not None
+        assert self.model is not None
+        model, (x, y) = self.model.to(torch.device("cpu")), self.known
+        mass = math.exp(model.logarithm)
+        values, exact, error = value_of(found, (x.space, y.space), model, self.max_memory)
+        rows, columns = (found.coupling.marginal(axis).cpu().double() for axis in (1, 0))
+        missed = residuals(rows, columns, model.p * mass, model.q * mass, self.marginals)
+        total, certificate = values.total * mass**2, self.certificate
+        return replace(
+            self,
+            coupling=found.coupling,
+            epsilon=found.epsilon,
+            value=total,
+            value_quad=values.quadratic * mass**2 if model.alpha > 0 else math.nan,
+            value_linear=values.linear * mass,
+            value_penalty=values.penalty * mass**2,
+            violation=values.violation * mass,
+            value_exact=exact,
+            value_error=model.alpha * error * mass**2,
+            marginal_error=max(missed.tolist(), default=0.0),
+            marginal_residual=found.residual,
+            certificate=replace(
+                certificate,
+                stationarity=math.nan,
+                gap=total - certificate.lower_bound,
+                curvature=None,
+                curvature_error=None,
+            ),
+            path=(),
+            differentiated=None,
+        )
+
+    @property
+    def _sharp(self) -> bool:
+        """Whether the plan ranks no candidates: one of low rank spreads over all of them without entropy."""
+        return self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
+
+    @cached_property
+    def _softened(self) -> Softened:
+        """The soft plan at the default epsilon, found once."""
+        return self._soften(None)
+
+    def _soften(self, epsilon: float | None) -> Softened:
+        if self.known is None or self.model is None:
+            raise ValueError(
+                "the soft plan of a sharp result needs the distances, which files and several ranks do not keep: call "
+                "soft() on the result of gw_align in one process, and save what it returns; the sharp plan itself is "
+                "read by argmax(), matching() and result.coupling"
+            )
+        x, y = self.known
+        model = self.model.to(torch.device("cpu"))
+        return softened(in_blocks(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
+
+    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
+        """Masses and target indices of the k best candidates of each source point, both (N, k), the best first.
+
+        With entropy they are the largest entries of the plan. Without it the first candidate is the match, as `argmax`
+        has it, and the others follow by their mass in the soft plan, see `soft`. All masses are those of the soft plan
+        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass.
+
+        Parameters
+        ----------
+        k : how many of each row, 1 to K.
+
+        Raises
+        ------
+        ValueError
+            For more than the match of a sharp result of a file or of several ranks: save ``result.soft()`` instead.
+        """
+        validate.integer("k", k, least=1, most=self.shape[1])
+        if k == 1 or not self._sharp:
+            return super().top_k(k)
+        soft, first = self._softened.coupling, self.coupling.argmax(1)[:, None]
+        values, index = soft.top_k(k)
+        held = index == first
+        missing = ~held.any(1)
+        held[missing, -1] = True  # the match takes the place of the last candidate
+        order = (~held).to(torch.int8).argsort(dim=1, stable=True)
+        values, index = values.gather(1, order), index.gather(1, order)
+        lost = torch.nonzero(missing)[:, 0]
+        index[lost, 0] = first[lost, 0]
+        for where in torch.split(lost, SMALL_ROWS):
+            values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
+        return self._given(values), self._given(index)
+
     def confidence(self, points: Any = None) -> Confidence:
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
+
+        Entropy and margin of a sharp result are those of its soft plan, see `soft`: a matching alone is sure of
+        everything. A result of a file or of several ranks has no soft plan, and its own is read; save ``result.soft()``
+        to keep one.
 
         Parameters
         ----------
         points : (m,) indices of source points to look at alone, in O(m K); None for all.
         """
         coupling = in_blocks(self.coupling, "confidence")
+        if self._sharp and self.known is not None and self.model is not None:
+            coupling = self._softened.coupling
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
