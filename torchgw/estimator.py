@@ -150,7 +150,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 )
         settings = self.get_params(deep=False) | {
             "marginals": Balanced() if self.marginals is None else self.marginals,
-            "options": GWOptions() if self.options is None else self.options,
+            "options": self.options,
             "random_state": _seed(self.random_state),
         }
         result = gw_align(source, target, p=p, q=q, cost=cost, supervision=supervision, **settings)

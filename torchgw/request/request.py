@@ -125,6 +125,10 @@ class Asked:
     callback: Callback | None
     checkpoint: str | PathLike[str] | Checkpoint | None
 
+    def __post_init__(self) -> None:
+        if self.options is None:
+            object.__setattr__(self, "options", GWOptions())
+
     def check(self) -> None:
         """Refuse what can be seen to be wrong in one argument alone, but for spaces, masses and costs."""
         check_options(self.options)
