@@ -134,6 +134,13 @@ def test_words_that_nobody_knows_are_refused_by_the_function_that_was_called(fun
             function([X, Y], Y, **{word: 1})
 
 
+@pytest.mark.parametrize("name", [name for name in PUBLIC if inspect.isfunction(PUBLIC[name])])
+def test_the_signature_of_a_public_function_fits_a_screen(name: str) -> None:
+    """No default is shown with all of its members: options that are left out are None."""
+    shown = [str(parameter.default) for parameter in inspect.signature(PUBLIC[name]).parameters.values()]
+    assert max(map(len, shown), default=0) < 40
+
+
 @pytest.mark.parametrize("function", [torchgw.gw_pairwise, torchgw.gw_neighbours])
 def test_every_answer_of_what_solves_many_spaces_is_its_argument(function: Any) -> None:
     known = inspect.signature(function).parameters

@@ -91,7 +91,7 @@ def test_every_check_of_scikit_learn_passes_by_default(estimator: Any, check: An
 def test_parameters_are_those_of_gw_align_with_its_defaults() -> None:
     theirs = inspect.signature(gw_align).parameters
     ours = GromovWasserstein().get_params()
-    assert {name: theirs[name].default for name in ours} == ours | {"marginals": Balanced(), "options": GWOptions()}
+    assert {name: theirs[name].default for name in ours} == ours | {"marginals": Balanced()}
 
 
 def test_scikit_learn_is_told_that_y_is_required() -> None:

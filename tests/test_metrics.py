@@ -71,7 +71,7 @@ def test_foscttm_by_hand() -> None:
 def test_foscttm_of_chance_is_a_half_and_copies_at_the_same_place_are_not_closer() -> None:
     rng = np.random.default_rng(0)
     assert metrics.foscttm(rng.normal(size=(300, 4)), rng.normal(size=(300, 4))) == pytest.approx(0.5, abs=0.05)
-    far = np.full((40, 2), 1e8)
+    far = 1e8 + np.arange(80.0).reshape(40, 2) / 100  # whose squares have lost what tells them apart
     assert metrics.foscttm(far, far) == 0.0
 
 
@@ -192,6 +192,12 @@ def test_directions_and_weights_count() -> None:
     assert metrics.node_correctness([2, 1, 0], [0, 1, 2], automorphisms_of=weighted) == 1.0
     weighted[0][1]["weight"] = 2.0
     assert metrics.node_correctness([2, 1, 0], [0, 1, 2], automorphisms_of=weighted) == pytest.approx(1 / 3)
+
+
+def test_nodes_of_a_directed_tree_are_told_apart_by_the_edges_to_them_too() -> None:
+    tree = nx.to_scipy_sparse_array(nx.gn_graph(300, seed=0).reverse(), weight=None)
+    best, most = most_agreements(tree, np.random.default_rng(0).permutation(300), 10**7)
+    assert best == most
 
 
 def test_a_search_that_is_too_long_says_between_what_the_score_lies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def gw_align(
     init: Array | Tensor | GWResult | None = None,
     epsilon: Epsilon = "auto",
     marginals: Marginals = Balanced(),  # noqa: B008 - frozen, so one instance serves every call
-    options: GWOptions = GWOptions(),  # noqa: B008
+    options: GWOptions | None = None,
     gradient_mode: GradientMode | None = None,
     device: str | torch.device | None = None,
     backend: str = "auto",
@@ -111,7 +111,7 @@ def gw_align(
         say where it ended. 0 asks for the optimum without entropy, a matching-like plan; it needs the exact gradient
         and takes a few times longer. Derivatives take the number that "auto" begins with as a constant.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
-    options : everything else, see `GWOptions`.
+    options : everything else, see `GWOptions`; None takes its defaults.
     gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,
         ``push`` and ``pull``, are to be differentiated in X, Y, p, q, cost or alpha, given as tensors. None takes all
         of them for numbers.
@@ -282,7 +282,7 @@ class Arguments(TypedDict, total=False):
     init: Array | Tensor | GWResult | None
     epsilon: Epsilon
     marginals: Marginals
-    options: GWOptions
+    options: GWOptions | None
     device: str | torch.device | None
     backend: str
     random_state: RandomState

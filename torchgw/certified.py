@@ -48,7 +48,7 @@ def gw_certify(
     p: Array | Tensor | None = None,
     q: Array | Tensor | None = None,
     init: Array | Tensor | GWResult | None = None,
-    options: GWOptions = GWOptions(),  # noqa: B008 - frozen
+    options: GWOptions | None = None,
     random_state: RandomState = None,
     callback: Callback | None = None,
 ) -> GWResult:

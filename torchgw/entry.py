@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from torchgw import validate
 from torchgw.options import GROUPS, GWOptions
@@ -95,7 +95,10 @@ def entry(
     return shared
 
 
-def check_options(options: object) -> None:
-    """`GWOptions`; what is one of their groups is answered with the place that it has in them."""
+def check_options(options: object) -> GWOptions:
+    """`GWOptions`, the defaults for None; one of their groups is answered with the place that it has in them."""
+    if options is None:
+        return GWOptions()
     example = PLACES[next((name for name, group in GROUPS.items() if isinstance(options, group)), "sampling")]
     validate.instance("options", options, GWOptions, f"; for example {example}")
+    return cast(GWOptions, options)

@@ -151,7 +151,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
                 )
         settings = self.get_params(deep=False) | {
             "marginals": Balanced() if self.marginals is None else self.marginals,
-            "options": GWOptions() if self.options is None else self.options,
+            "options": self.options,
             "random_state": _seed(self.random_state),
             "names_x": check_names("X", None, X, len(source)),
             "names_y": check_names("Y", None, y, len(target)),

@@ -104,7 +104,7 @@ def estimate(
     K: int,
     *,
     epsilon: Epsilon = AUTO,
-    options: GWOptions = GWOptions(),  # noqa: B008
+    options: GWOptions | None = None,
     device: str | torch.device | None = None,
 ) -> Estimate:
     """Memory and time of an alignment of N with K points, by strategy, and which of them `gw_align` would take.
@@ -145,7 +145,7 @@ def estimate(
         raise TypeError(f"N must be a number of points, got an array of shape {shape}; pass len(X), len(Y)")
     n, k = validate.integer("N", N, least=2), validate.integer("K", K, least=2)
     validate.epsilon("epsilon", epsilon)
-    check_options(options)
+    options = check_options(options)
     refuse(facts := facts_of(options, epsilon))
     asked = epsilon
     if epsilon == AUTO:

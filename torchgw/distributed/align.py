@@ -173,8 +173,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
 
 def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
     """The arguments, as the ranks are to take them."""
-    options = given["options"]
-    check_options(options)
+    options = check_options(given["options"])
     if options.strategy not in ("auto", "streaming"):
         raise ValueError(
             f"options.strategy must be 'auto' or 'streaming' where ranks share a solve, got {options.strategy!r}"

@@ -41,7 +41,7 @@ def gw_pairwise(
     scale: str = "auto",
     tol: float = 1e-2,
     keep: str = "values",
-    options: GWOptions = GWOptions(),  # noqa: B008 - frozen, so one instance serves every call
+    options: GWOptions | None = None,
     n_jobs: int | None = None,
     device: str | torch.device | None = None,
     store: str | PathLike[str] | None = None,
@@ -137,7 +137,7 @@ def gw_pairwise(
     (3, 3)
     """
     began = time.perf_counter()
-    check_options(options)
+    options = check_options(options)
     validate.real("tol", tol, above=0.0, most=1.0)
     validate.choice("keep", keep, KEEP)
     check_jobs(n_jobs)

@@ -59,7 +59,7 @@ def gw_neighbours(
     distances: str = "auto",
     scale: str = "auto",
     tol: float = 1e-2,
-    options: GWOptions = GWOptions(),  # noqa: B008 - frozen, so one instance serves every call
+    options: GWOptions | None = None,
     n_jobs: int | None = None,
     device: str | torch.device | None = None,
     random_state: RandomState = None,
@@ -102,7 +102,7 @@ def gw_neighbours(
     >>> torchgw.gw_neighbours(spaces, 2, queries=[0], random_state=0).indices.shape
     (1, 2)
     """
-    check_options(options)
+    options = check_options(options)
     validate.real("tol", tol, above=0.0, most=1.0)
     check_jobs(n_jobs)
     where = pick_device(device, tuple(spaces) if isinstance(spaces, list | tuple) else ())

@@ -131,6 +131,10 @@ class Asked:
     names_x: Iterable[Any] | None
     names_y: Iterable[Any] | None
 
+    def __post_init__(self) -> None:
+        if self.options is None:
+            object.__setattr__(self, "options", GWOptions())
+
     def check(self) -> None:
         """Refuse what can be seen to be wrong in one argument alone, but for spaces, masses and costs."""
         check_options(self.options)
