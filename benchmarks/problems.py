@@ -156,7 +156,7 @@ def distances(x: np.ndarray, y: np.ndarray | None = None) -> np.ndarray:
 Matched: TypeAlias = tuple[Any, Any, np.ndarray, str]
 
 
-def clustered_words(rng: np.random.Generator, n: int = 1000, d: int = 50, noise: float = 0.6) -> Matched:
+def clustered_words(rng: np.random.Generator, n: int = 500, d: int = 50, noise: float = 0.6) -> Matched:
     """Vectors in twelve clusters and a rotated, noisy, shuffled copy, and where each one went."""
     X = rng.normal(size=(12, d))[rng.integers(12, size=n)] + 0.7 * rng.normal(size=(n, d))
     order = rng.permutation(n)
@@ -164,7 +164,7 @@ def clustered_words(rng: np.random.Generator, n: int = 1000, d: int = 50, noise:
     return X, moved[order], np.argsort(order), "euclidean"
 
 
-def manifold_views(rng: np.random.Generator, n: int = 1000, noise: float = 0.05) -> Matched:
+def manifold_views(rng: np.random.Generator, n: int = 500, noise: float = 0.05) -> Matched:
     """Two noisy, bent views of points on one surface, as of cells in two modalities, and where each one went."""
     z = np.stack((2 * rng.random(n), rng.random(n) ** 1.5), 1)
     z[:, 1] *= 0.3 + z[:, 0] / 2

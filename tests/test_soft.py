@@ -186,3 +186,16 @@ def test_a_plan_of_low_rank_ranks_by_itself() -> None:
     result = gw_align(X, MORE, distances="landmark", epsilon=0, options=options, random_state=0)
     np.testing.assert_allclose(result.top_k(3)[0], result.plan.topk(3, dim=1).values)
     assert result.soft().epsilon > 0
+
+
+def test_the_match_is_first_even_where_the_soft_plan_ranks_it_far_down(solved: Callable[[str], GWResult]) -> None:
+    result = replace(solved("permutation"))
+    blurred = result._soften(10 * result.gain)
+    vars(result)["_softened"] = blurred
+    best = blurred.coupling.top_k(2)[1].numpy()
+    far = ~(best == np.asarray(result.argmax())[:, None]).any(1)
+    assert far.any()
+    masses, index = (np.asarray(found) for found in result.top_k(2))
+    np.testing.assert_array_equal(index[:, 0], np.asarray(result.argmax()))
+    np.testing.assert_array_equal(index[far, 1], best[far, 0])
+    np.testing.assert_allclose(masses, np.take_along_axis(blurred.coupling.to_dense().numpy(), index, 1))
