@@ -35,7 +35,7 @@ from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
 
 STORED = 2**25  # entries up to which a plan is stored
-TOLERANCE, ROUNDS = 0.02, 6  # of the total
+TOLERANCE, ROUNDS = 0.01, 6  # of the total
 SLACK = 1e-6  # of the points: columns that stay alone where there are no more than rows
 CELLS = 1500  # of each side
 CANDIDATES, SPREAD = 10, 0.03  # of each row; and how far they may be below their potentials, of the row's best entry
