@@ -95,7 +95,10 @@ class Readable:
         return found
 
     def matching(self) -> tuple[Array | Tensor, Array | Tensor, Array | Tensor]:
-        """Source points that keep mass, the target point that each sends most to, and how much: (m,), (m,), (m,)."""
+        """Source points that keep mass, their matches, and the mass of each pair: (m,), (m,), (m,).
+
+        The match of a point is the target point that it sends most mass to, so several points can have the same.
+        """
         mass, target = self.coupling.top_k(1)
         kept = torch.nonzero(mass[:, 0] > 0)[:, 0]
         return self._given(kept), self._given(target[kept, 0]), self._given(mass[kept, 0])

@@ -13,6 +13,7 @@ A stored plan without entropy gets potentials first: those that solve its own sc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,13 +21,13 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
-from torchgw.couplings.reader import Readable
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.exact import product
+from torchgw.results.matches import Matched
 from torchgw.results.soft import potentials_of
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -38,7 +39,7 @@ RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
 @undisturbed_methods
-class Unseen(Readable):
+class Unseen(Matched):
     """The plan between m new points of one side and all known points of the other; each new point has mass 1/m.
 
     New source points: shape (m, K), for ``argmax()``, ``top_k``, ``pull``, ``row``. New target points: shape (N, m),
@@ -49,6 +50,8 @@ class Unseen(Readable):
     def __init__(self, coupling: BlockCoupling, side: int, numpy_input: bool, max_memory: int) -> None:
         self.coupling, self.numpy_input, self._max_memory = coupling, numpy_input, max_memory
         self._axis = 1 - side
+        self.names_x = self.names_y = None
+        self.epsilon = math.nan
 
     @property
     def max_memory(self) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
 from torchgw.couplings.low_rank import LowRankCoupling
-from torchgw.couplings.reader import Readable, point_indices
+from torchgw.couplings.reader import point_indices
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import (
     APART,
@@ -43,6 +43,7 @@ from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
+from torchgw.results.matches import Matched
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.soft import Softened, softened, value_of
@@ -106,7 +107,7 @@ class Told(NamedTuple):
 
 @undisturbed_methods
 @dataclass(frozen=True, kw_only=True, repr=False)
-class GWResult(Readable):
+class GWResult(Matched):
     """The result of `torchgw.gw_align`.
 
     Attributes

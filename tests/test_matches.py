@@ -1,0 +1,219 @@
+"""Tables, mutual matches and one-to-one assignments of every kind of plan agree with those of the dense plan."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import csr_array
+
+from tests.problems import ROLL, SPIRAL, dense_coupling, generator, potential_coupling, tiled_coupling
+from torchgw import GWResult, gw_align
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.factored import FactoredPlan
+from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.sparse import SparseCoupling
+from torchgw.results.matches import Matched
+from torchgw.solvers.one_to_one import assign, best_mates, potentials
+from torchgw.types import Array
+
+
+def low_rank(n: int, k: int) -> LowRankCoupling:
+    gen = generator(5)
+    Q, R, g = (torch.rand(*shape, generator=gen, dtype=torch.float64) for shape in ((n, 3), (k, 3), (3,)))
+    return LowRankCoupling(Q / n, R / k, g + 0.1)
+
+
+def sparse(n: int, k: int) -> SparseCoupling:
+    plan = dense_coupling(n, k, 3).plan.numpy()
+    return SparseCoupling.of(csr_array(np.where(plan > 2 / (n * k), plan, 0.0)), torch.device("cpu"))
+
+
+def separable(n: int, k: int) -> BlockCoupling:
+    held = tiled_coupling(n, k, 4, 2).tensors()
+    held |= {"A": 0.2 * held["A"], "B": 0.2 * held["B"], "tile_separable": torch.tensor(True)}
+    return type(tiled_coupling(n, k, 4, 2))(**held)
+
+
+KINDS: dict[str, Callable[[int, int], BlockCoupling]] = {
+    "dense": lambda n, k: dense_coupling(n, k, 0),
+    "potential": lambda n, k: potential_coupling(n, k, 4, 0, correction=False),
+    "corrected": lambda n, k: potential_coupling(n, k, 4, 1),
+    "tiled": lambda n, k: tiled_coupling(n, k, 4, 2),
+    "separable": separable,
+    "low rank": low_rank,
+    "sparse": sparse,
+}
+SHAPES = ((23, 31), (31, 23), (24, 24), (1, 5), (5, 1))
+
+
+class Plan(Matched):
+    """A coupling that is read as a result is."""
+
+    def __init__(self, coupling: BlockCoupling, **members: Any) -> None:
+        self.coupling, self.numpy_input, self.epsilon, self.names_x, self.names_y = coupling, True, 0.5, None, None
+        vars(self).update(members)
+
+
+def best_total(plan: Array) -> float:
+    return float(plan[linear_sum_assignment(plan, maximize=True)].sum())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_table_says_what_the_dense_plan_does(kind: str, shape: tuple[int, int]) -> None:
+    coupling = KINDS[kind](*shape)
+    plan = coupling.to_dense().numpy()
+    found = Plan(coupling).table()
+    order = np.argsort(-plan, axis=1, kind="stable")
+    first, match, some = plan.max(1), order[:, 0], plan.sum(1) > 0
+    assert list(found["source"]) == list(range(shape[0]))
+    np.testing.assert_array_equal(found["target"].isna(), ~some)
+    np.testing.assert_array_equal(found["target"][some].astype(int), match[some])
+    np.testing.assert_allclose(found["share"][some], first[some] / plan.sum(1)[some], rtol=1e-9)
+    np.testing.assert_array_equal(found["mutual"], some & (plan.argmax(0)[match] == np.arange(shape[0])))
+    second = np.take_along_axis(plan, order[:, 1:2], 1)[:, 0] if shape[1] > 1 else np.zeros(shape[0])
+    np.testing.assert_array_equal(found["runner_up"].isna(), second <= 0)
+    np.testing.assert_array_equal(
+        found["runner_up"][second > 0].astype(int), order[second > 0][:, -1 if shape[1] == 1 else 1]
+    )
+    np.testing.assert_allclose(found["confidence"][some], 1 - second[some] / first[some], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutual_pairs_are_each_others_largest_entries(kind: str) -> None:
+    coupling = KINDS[kind](23, 31)
+    plan = coupling.to_dense().numpy()
+    pairs = Plan(coupling).mutual()
+    expected = [(i, j) for i, j in enumerate(plan.argmax(1)) if plan[i, j] > 0 and plan[:, j].argmax() == i]
+    assert [tuple(pair) for pair in np.asarray(pairs).tolist()] == expected
+    assert expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("stored", [0, 2**25])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_to_one_has_the_mass_of_the_best_assignment(kind: str, stored: int, shape: tuple[int, int]) -> None:
+    coupling = KINDS[kind](*shape)
+    plan = coupling.to_dense().numpy()
+    found = assign(coupling, 1e-9, stored)
+    best, total = best_total(plan), float(found.mass.sum())
+    np.testing.assert_allclose(plan[found.source, found.target], found.mass, rtol=1e-9)
+    assert len(set(found.source)) == len(set(found.target)) == len(found.source)
+    assert (np.diff(found.source) > 0).all()
+    np.testing.assert_allclose(total, best, rtol=1e-9)
+    assert best <= found.bound * (1 + 1e-12) <= total * (1 + 1e-8)
+
+
+def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
+    """With and without OR-tools; half of them full of ties."""
+    rng = np.random.default_rng(0)
+    for case in range(50):
+        n, k = rng.integers(1, 60, size=2)
+        k = n if case % 3 == 0 else k
+        plan = rng.random((n, k)) if case % 2 else rng.integers(0, 4, size=(n, k)) / 4
+        best = best_total(plan)
+        np.testing.assert_allclose(assign(DenseCoupling(torch.from_numpy(plan))).mass.sum(), best)
+        W = csr_array(plan)
+        for flow in (True, False):
+            mate = best_mates(W, plan.max(1), np.zeros(k), flow)
+            row = np.flatnonzero(mate >= 0)
+            u, v = potentials(W, mate)
+            np.testing.assert_allclose(plan[row, mate[row]].sum(), best, rtol=1e-9)
+            np.testing.assert_allclose(u.sum() + v.sum(), best, rtol=1e-9)
+            assert (u[:, None] + v + 1e-9 >= plan).all()
+
+
+@pytest.mark.parametrize("kind", ["potential", "corrected", "tiled", "separable", "low rank"])
+def test_no_entry_is_above_the_bound_of_its_tile(kind: str) -> None:
+    coupling = KINDS[kind](130, 70)
+    plan = FactoredPlan.of(coupling)
+    assert plan is not None
+    ordered = coupling.to_dense()[plan.row_order][:, plan.column_order]
+    for one, bounds in ((ordered, plan.bounds()), (ordered.T, plan.turned.bounds())):
+        size = plan.size
+        for i, j in np.ndindex(*bounds.shape):
+            tile = one[i * size : (i + 1) * size, j * size : (j + 1) * size]
+            assert float(tile.max()) <= float(bounds[i, j]) * (1 + 1e-9)
+
+
+def test_the_cost_of_a_match_beside_its_runner_up_is_that_of_the_score() -> None:
+    """With entropy, of stored plans and of factors."""
+    coupling = potential_coupling(23, 31, 4, 0, correction=False)
+    stored = DenseCoupling(coupling.to_dense(), coupling.f, coupling.g)
+    cost = -0.5 * np.log(2) * (coupling.A @ coupling.B.T).numpy()
+    order = np.argsort(-coupling.to_dense().numpy(), axis=1)
+    rows = np.arange(23)
+    for each in (coupling, stored):
+        found = Plan(each).table()["cost_difference"]
+        np.testing.assert_allclose(found, cost[rows, order[:, 0]] - cost[rows, order[:, 1]], atol=1e-12)
+    for each in (sparse(23, 31), low_rank(23, 31), dense_coupling(23, 31, 0)):
+        assert "cost_difference" not in Plan(each).table()
+
+
+@pytest.fixture(scope="module")
+def solved() -> GWResult:
+    return gw_align(SPIRAL, ROLL, epsilon=1e-3, random_state=0)
+
+
+def test_a_result_a_loaded_one_and_one_of_new_points_have_them(solved: GWResult, tmp_path: Path) -> None:
+    solved.save(tmp_path / "r.npz")
+    loaded = GWResult.load(tmp_path / "r.npz")
+    pd.testing.assert_frame_equal(loaded.table(), solved.table())
+    assert "cost_difference" in solved.table()
+    new = solved.unseen(SPIRAL[:5])
+    assert list(new.table()["target"]) == new.argmax().tolist()
+    found = solved.one_to_one()
+    assert len(found.source) == 90
+    assert len(found.left_source) == 0
+    assert len(found.left_target) == 20
+    assert found.gap < 1e-12
+    assert repr(found).startswith("OneToOne(90 pairs, mass 0.")
+    assert len(new.one_to_one().source) == 5
+    assert len(new.mutual()) <= 5
+
+
+def test_names_stand_for_points() -> None:
+    x, y = (np.array([f"{letter}{i}" for i in range(m)], dtype=object) for letter, m in (("x", 23), ("y", 31)))
+    plain, named = Plan(sparse(23, 31)).table(), Plan(sparse(23, 31), names_x=x, names_y=y).table()
+    assert list(named["source"]) == list(x)
+    some = plain["target"].notna()
+    assert list(named["target"][some]) == list(y[plain["target"][some].astype(int)])
+    assert list(named["runner_up"].isna()) == list(plain["runner_up"].isna())
+
+
+def test_points_without_mass_have_no_match() -> None:
+    plan = dense_coupling(6, 7, 0).plan.clone()
+    plan[2], plan[:, 3] = 0.0, 0.0
+    found, kept = Plan(DenseCoupling(plan)), Plan(DenseCoupling(plan)).one_to_one()
+    row = found.table().iloc[2]
+    assert row[["target", "runner_up", "share", "confidence"]].isna().all()
+    assert not row["mutual"]
+    assert 2 in kept.left_source
+    assert 3 in kept.left_target
+    assert 2 not in found.mutual()[:, 0]
+
+
+def test_a_table_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *given: Any, **more: Any) -> Any:
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *given, **more)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        Plan(dense_coupling(3, 4, 0)).table()
+
+
+def test_a_tolerance_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="tolerance"):
+        Plan(dense_coupling(3, 4, 0)).one_to_one(0.0)

@@ -1,0 +1,226 @@
+"""What users take away from a plan: a table of matches, mutual matches, and the best one-to-one assignment.
+
+The match of a source point i is the target point j with the largest T_ij of its row; see `docs/glossary.md`. With
+entropy, T_ij = exp(f_i + g_j - C_ij / epsilon), so the costs of the match and of the runner-up j' differ by
+
+    C_ij - C_ij' = epsilon (g_j - g_j' - ln(T_ij / T_ij')).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchgw import validate
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
+from torchgw.couplings.factored import FactoredPlan
+from torchgw.couplings.potential import PotentialCoupling
+from torchgw.couplings.reader import Readable
+from torchgw.couplings.tiled import TiledCoupling
+from torchgw.kernels import LN2
+from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.solvers.one_to_one import TOLERANCE, assign
+from torchgw.types import Array
+from torchgw.views.matches import turned
+
+ROUNDING = 1e-9  # of entries, beside bounds on them
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneToOne:
+    """The one-to-one assignment of a plan that has most mass, see `GWResult.one_to_one`.
+
+    Attributes
+    ----------
+    source, target : (m,) indices of the pairs, ``source`` ascending; no point is in two pairs.
+    mass : (m,) of each pair in the plan, above 0.
+    left_source, left_target : indices of the points that are in no pair, ascending.
+    bound : no assignment has more mass in all, up to rounding.
+    """
+
+    source: Array | Tensor
+    target: Array | Tensor
+    mass: Array | Tensor
+    left_source: Array | Tensor
+    left_target: Array | Tensor
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """By which share of its mass the assignment may fall short of the best one."""
+        total = float(self.mass.sum())
+        return max(self.bound / total - 1, 0.0) if total > 0 else 0.0
+
+    def __repr__(self) -> str:
+        left = f"{len(self.left_source)} source and {len(self.left_target)} target points left"
+        return f"OneToOne({len(self.source)} pairs, mass {float(self.mass.sum()):.6g}, {left}, gap {self.gap:.1e})"
+
+
+@undisturbed_methods
+class Matched(Readable):
+    """A plan whose matches are read; ``epsilon`` is NaN where it is not known."""
+
+    epsilon: float
+    names_x: NDArray[np.object_] | None
+    names_y: NDArray[np.object_] | None
+
+    def mutual(self) -> Array | Tensor:
+        """Pairs (m, 2) of source and target points that are each other's match, by source point; O(N K r) time.
+
+        The match of a point is the one that it exchanges most mass with. Points without mass have none.
+        """
+        _, index, mutual = matches_both_ways(in_blocks(self.coupling, "mutual"))
+        return self._given(torch.stack((torch.arange(len(index)), index[:, 0]), 1)[mutual])
+
+    def one_to_one(self, tolerance: float = TOLERANCE) -> OneToOne:
+        """The one-to-one assignment of highest total mass: pairs of points, each of which is in one pair at the most.
+
+        Parameters
+        ----------
+        tolerance : the share of the highest total that an assignment of a large plan may miss; above 0.
+
+        Returns
+        -------
+        `OneToOne`, with the points that are left over. Pairs without mass are no pairs.
+
+        Notes
+        -----
+        The total is the highest for plans of up to 2^25 entries, for all stored plans and for plans of few entries. Of
+        others, dual potentials that are checked on all pairs of points give ``bound``, which no assignment exceeds.
+        The search ends when ``gap`` is within the tolerance, or after six rounds: look at ``gap``. Each round finds the
+        best assignment among some candidates of each point. Install OR-tools for that; without it SciPy takes five
+        times as long.
+        """
+        limit = validate.real("tolerance", tolerance, above=0.0)
+        found = assign(in_blocks(self.coupling, "one_to_one"), limit)
+        left = (
+            np.setdiff1d(np.arange(size), side)
+            for size, side in zip(self.shape, (found.source, found.target), strict=True)
+        )
+        arrays = (self._given(torch.from_numpy(side)) for side in (*found[:3], *left))
+        names = ("source", "target", "mass", "left_source", "left_target")
+        return OneToOne(**dict(zip(names, arrays, strict=True)), bound=found.bound)
+
+    def table(self) -> Any:
+        """The matches as a pandas DataFrame, a row for each source point.
+
+        Returns
+        -------
+        A DataFrame with the columns
+
+        - ``source``, ``target``: the point and its match, the target point that gets most of its mass; by their names
+          where the result has names, else by index;
+        - ``share``: how much of the point's mass the match gets, in [0, 1];
+        - ``runner_up``: the target point that gets most after the match;
+        - ``mutual``: whether the point is the match of its match, too;
+        - ``confidence``: ``margin`` of `GWResult.confidence`: 1 - runner-up's mass / match's mass, 0 for a tie;
+        - ``cost_difference``: the cost of the match less that of the runner-up, in units of ``value``, negative where
+          the match is cheaper. Plans without potentials, which have no entropy or are of low rank, lack the column.
+
+        Points without mass have no match: ``target``, ``runner_up`` and numbers are missing.
+
+        Raises
+        ------
+        ImportError
+            Without pandas.
+
+        Notes
+        -----
+        O(N K r) time, in blocks of rows; of large plans without most tiles. `argmax` of a streamed plan is faster, but
+        where several points get nearly as much mass it may name another of these.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ImportError("a table needs pandas, which is not installed: pip install pandas") from None
+        coupling = in_blocks(self.coupling, "table")
+        value, index, mutual = matches_both_ways(coupling)
+        mass = coupling.marginal(1).detach().double().cpu()
+        first, second = value[:, 0], value[:, 1]
+        matched, rivalled = (mass > 0) & (first > 0), (mass > 0) & (second > 0)
+        columns: dict[str, Any] = {
+            "source": np.arange(len(mass)) if self.names_x is None else self.names_x,
+            "target": _named(index[:, 0], matched, self.names_y),
+            "share": torch.where(matched, first / mass, torch.nan).clamp(max=1.0).numpy(),
+            "runner_up": _named(index[:, 1], rivalled, self.names_y),
+            "mutual": mutual.numpy(),
+            "confidence": torch.where(matched, 1 - second / first, torch.nan).numpy(),
+        }
+        cost = _cost_difference(coupling, value, index, self.epsilon)
+        if cost is not None:
+            columns["cost_difference"] = torch.where(rivalled, cost, torch.nan).numpy()
+        return pd.DataFrame(columns)
+
+
+def _named(index: Tensor, some: Tensor, names: NDArray[np.object_] | None) -> Any:
+    """Names of target points, or indices that may be missing."""
+    import pandas as pd
+
+    if names is not None:
+        found = np.full(len(index), None, dtype=object)
+        found[some.numpy()] = np.asarray(names, dtype=object)[index[some].numpy()]
+        return found
+    return pd.arrays.IntegerArray(index.numpy(), ~some.numpy())
+
+
+def match_and_runner_up(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:
+    """The two largest entries of each row and their columns, both (N, 2), on the CPU; of equal ones the first column is
+    the match. The second has no mass where there is one column alone.
+
+    Of a plan on tiles, two entries of a tile are a limit, below which tiles are not read.
+    """
+    n, k = coupling.shape
+    if k == 1:
+        value = coupling.marginal(1).detach().double().cpu()[:, None]
+        return torch.cat((value, torch.zeros_like(value)), 1), torch.zeros(n, 2, dtype=torch.int64)
+    if not isinstance(coupling, TiledCoupling):
+        value, index = (side.detach().cpu() for side in coupling.top_k(2))
+        match = coupling.argmax(1).cpu()  # of equal entries another may come first
+        other = torch.where(index[:, 0] == match, index[:, 1], index[:, 0])
+        return value.double(), torch.stack((match, other), 1)
+    plan = FactoredPlan.of(coupling)
+    assert plan is not None
+    near = torch.empty_like(plan.column_order)
+    near[plan.column_order] = torch.arange(k)
+    near = near[coupling.argmax(1).cpu()[plan.row_order]]
+    value, index = torch.zeros(n, 2, dtype=torch.float64), torch.stack((near, (near == 0).long()), 1)
+    for rows, columns, block in plan.above(plan.runners_up(near), torch.zeros_like(plan.g), plan.bounds(), ROUNDING):
+        for place in range(2):
+            largest = block.max(1)
+            some = largest.values > 0
+            value[rows, place] = torch.where(some, largest.values, 0.0)
+            index[rows, place] = torch.where(some, columns[largest.indices], index[rows, place])
+            block.scatter_(1, largest.indices[:, None], -1.0)
+    point = torch.empty_like(plan.row_order)
+    point[plan.row_order] = torch.arange(n)
+    return value[point], plan.column_order[index[point]]
+
+
+def matches_both_ways(coupling: BlockCoupling) -> tuple[Tensor, Tensor, Tensor]:
+    """The two largest entries of each row (N, 2), their columns (N, 2), and whether row and column of the first are
+    each other's match (N,)."""
+    value, index = match_and_runner_up(coupling)
+    back = match_and_runner_up(turned(coupling))[1][:, 0]
+    return value, index, (back[index[:, 0]] == torch.arange(len(index))) & (value[:, 0] > 0)
+
+
+def _cost_difference(coupling: BlockCoupling, value: Tensor, index: Tensor, epsilon: float) -> Tensor | None:
+    """The cost of each row's first entry less that of its second (N,), None where no potentials say it."""
+    held = coupling.potentials
+    if held is None or not epsilon > 0 or not math.isfinite(epsilon) or coupling.shape[1] == 1:
+        return None
+    if isinstance(coupling, DenseCoupling):
+        g = held[1].detach().double().cpu()
+        bits = (value[:, 0] / value[:, 1]).log2() - (g[index[:, 0]] - g[index[:, 1]])
+    elif isinstance(coupling, PotentialCoupling | TiledCoupling):
+        A, B = (side.detach().double().cpu() for side in (coupling.A, coupling.B))
+        bits = torch.linalg.vecdot(A, B[index[:, 0]] - B[index[:, 1]])
+    else:
+        return None
+    return -epsilon * LN2 * bits
