@@ -26,7 +26,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.objective.exact import product
+from torchgw.objective.exact import ExactGradient
 from torchgw.results.matches import Matched
 from torchgw.results.soft import potentials_of
 from torchgw.runtime.surroundings import undisturbed_methods
