@@ -168,7 +168,7 @@ def test_a_result_a_loaded_one_and_one_of_new_points_have_them(solved: GWResult,
     loaded = GWResult.load(tmp_path / "r.npz")
     pd.testing.assert_frame_equal(loaded.table(), solved.table())
     assert "cost_difference" in solved.table()
-    new = solved.unseen(SPIRAL[:5])
+    new = solved.transform(SPIRAL[:5])
     assert list(new.table()["target"]) == new.argmax().tolist()
     found = solved.one_to_one()
     assert len(found.source) == 90
