@@ -34,7 +34,7 @@ SUITES = {
     "gpu": "what only a GPU can tell, within ten minutes: tests, whole solves, kernels against their floors",
 }
 GROUPS = {
-    "quality": "speed sharp spiral gauss words shapes hops views tiny",
+    "quality": "speed sharp spiral gauss words shapes hops views tiny candidates",
     "kinds": "matrix sparse graphs directed clouds cosine splits hops",
     "small": "30 60 100 200 400 1000 2000",
     "models": "linear sharp larger missing",

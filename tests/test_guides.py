@@ -93,8 +93,9 @@ def test_the_first_five_minutes_end_with_a_matching_and_its_files() -> None:
     assert agreement(left["angle_x"], left["angle_y"][left["match"]]) > 0.999
     assert left["labels_y"].shape == (250,)
     assert (left["again"].argmax() == left["match"]).all()
-    share = left["masses"][:, 0] * 200
-    assert 0.3 < share.min() <= np.median(share) <= 0.8 + 1e-9
+    assert (left["best"][:, 0] == left["match"]).all()
+    assert (left["masses"] > 0).all()
+    assert (left["masses"].sum(1) <= 1 / 200 + 1e-9).all()
     assert all(Path(name).stat().st_size > 1000 for name in ("matching.png", "result.npz", "source.csv", "target.csv"))
 
 

@@ -119,7 +119,7 @@ class Matched(Readable):
         - ``share``: how much of the point's mass the match gets, in [0, 1];
         - ``runner_up``: the target point that gets most after the match;
         - ``mutual``: whether the point is the match of its match, too;
-        - ``confidence``: ``margin`` of `GWResult.confidence`: 1 - runner-up's mass / match's mass, 0 for a tie;
+        - ``confidence``: 1 - runner-up's mass / match's mass in this plan, 0 for a tie; see `GWResult.confidence`;
         - ``cost_difference``: the cost of the match less that of the runner-up, in units of ``value``, negative where
           the match is cheaper. Plans without potentials, which have no entropy or are of low rank, lack the column.
 

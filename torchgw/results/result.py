@@ -537,9 +537,11 @@ class GWResult(Matched):
         )
 
     @property
-    def _sharp(self) -> bool:
-        """Whether the plan ranks no candidates: one of low rank spreads over all of them without entropy."""
-        return self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
+    def _ranks_softly(self) -> bool:
+        """Whether candidates are those of the soft plan: the plan ranks none, where one of low rank spreads over all of
+        them without entropy, and there are distances."""
+        sharp = self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
+        return sharp and self.known is not None and self.model is not None
 
     @cached_property
     def _softened(self) -> Softened:
@@ -562,19 +564,15 @@ class GWResult(Matched):
 
         With entropy they are the largest entries of the plan. Without it the first candidate is the match, as `argmax`
         has it, and the others follow by their mass in the soft plan, see `soft`. All masses are those of the soft plan
-        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass.
+        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass. A result of a file or
+        of several ranks keeps no distances: its candidates are those of its plan, so save ``result.soft()`` for more.
 
         Parameters
         ----------
         k : how many of each row, 1 to K.
-
-        Raises
-        ------
-        ValueError
-            For more than the match of a sharp result of a file or of several ranks: save ``result.soft()`` instead.
         """
         validate.integer("k", k, least=1, most=self.shape[1])
-        if k == 1 or not self._sharp:
+        if k == 1 or not self._ranks_softly:
             return super().top_k(k)
         soft, first = self._softened.coupling, self.coupling.argmax(1)[:, None]
         values, index = soft.top_k(k)
@@ -601,7 +599,7 @@ class GWResult(Matched):
         points : (m,) indices of source points to look at alone, in O(m K); None for all.
         """
         coupling = in_blocks(self.coupling, "confidence")
-        if self._sharp and self.known is not None and self.model is not None:
+        if self._ranks_softly:
             coupling = self._softened.coupling
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
