@@ -16,6 +16,7 @@ import torchgw
 from torchgw import GWOptions, GWResult, LowRankOptions, Partial, SemiRelaxed, Unbalanced, gw_align
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.solvers.soft_plan import BYTES
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(30, 3)) * [1, 2, 3]
@@ -44,7 +45,7 @@ KINDS = {
     "streamed": (
         X,
         MORE,
-        {"distances": "landmark", "options": GWOptions(strategy="streaming", max_memory=24 * 30 * 36 - 1)},
+        {"distances": "landmark", "options": GWOptions(strategy="streaming", max_memory=BYTES * 30 * 36 - 1)},
     ),
     "adjacency": (A, B, {"distances": "adjacency"}),
     "sparse": (A, B, {"distances": "adjacency", "options": GWOptions(strategy="sparse")}),
@@ -176,7 +177,7 @@ def test_files_keep_soft_plans_and_refuse_to_make_them(solved: Callable[[str], G
 def test_what_has_no_soft_plan_says_so(solved: Callable[[str], GWResult]) -> None:
     with pytest.raises(ValueError, match="epsilon must be a finite number > 0"):
         solved("vertex").soft(0.0)
-    narrow = replace(solved("vertex"), options=GWOptions(max_memory=24 * 30 * 36 - 1))
+    narrow = replace(solved("vertex"), options=GWOptions(max_memory=BYTES * 30 * 36 - 1))
     with pytest.raises(MemoryError, match="the soft plan"):
         narrow.soft()
 
@@ -191,7 +192,7 @@ def test_a_plan_of_low_rank_ranks_by_itself() -> None:
 def test_the_match_is_first_even_where_the_soft_plan_ranks_it_far_down(solved: Callable[[str], GWResult]) -> None:
     result = replace(solved("permutation"))
     blurred = result._soften(10 * result.gain)
-    vars(result)["_softened"] = blurred
+    vars(result)["_soft_plan"] = blurred
     best = blurred.coupling.top_k(2)[1].numpy()
     far = ~(best == np.asarray(result.argmax())[:, None]).any(1)
     assert far.any()

@@ -8,7 +8,7 @@ affine function of a point's distances to a few known points,
 
 exactly so for factored distances and their landmarks, and M and c are found from the known points by least squares.
 Where score and plan are stored, S(x, .) = 2 D_X(x, .) T D_Y log2(e) / epsilon is computed instead. Targets likewise.
-A stored plan without entropy gets potentials first: those that solve its own score at a small epsilon.
+A stored plan without entropy gets potentials first: those of its soft plan, see `torchgw.solvers.soft_plan`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.exact import ExactGradient
 from torchgw.results.matches import Matched
-from torchgw.results.soft import potentials_of
 from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.solvers.soft_plan import epsilon_of, solved_stored
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
@@ -82,7 +82,7 @@ def extended(
         the distances to a few points, to half a bit.
     """
     if isinstance(coupling, DenseCoupling) and coupling.potentials is None:
-        coupling = with_potentials(coupling, known, epsilon)
+        coupling, epsilon = with_potentials(coupling, known)
     if coupling.potentials is None:
         few = isinstance(coupling, SparseCoupling)
         instead = "with an epsilon > 0" if few else "'streaming' where distances have no directions"
@@ -107,18 +107,19 @@ def extended(
     return PotentialCoupling(other, factor, potential, new)
 
 
-def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoints], epsilon: float) -> DenseCoupling:
-    """A plan T (N, K) with the potentials that solve its score 2 D_X T D_Y log2(e) / epsilon; a few times the memory of
-    the plan."""
+def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoints]) -> tuple[DenseCoupling, float]:
+    """A plan T (N, K) with the potentials that solve its score 2 D_X T D_Y log2(e) / epsilon, and epsilon, that of the
+    soft plan; a few times the memory of the plan."""
     x, y = (side.space for side in known)
     rows, columns = (coupling.marginal(axis).double() for axis in (1, 0))
-    mass, unit = float(rows.sum()), LOG2E / epsilon
-    exact = ExactGradient(x, y, rows / mass, columns / mass)
-    cost = exact(coupling.times(1 / mass), rows / mass)
-    state = potentials_of(cost, rows, columns, epsilon)
+    mass = float(rows.sum())
+    plan, exact = coupling.times(1 / mass), ExactGradient(x, y, rows / mass, columns / mass)
+    cost = exact(plan, rows / mass)
+    epsilon = epsilon_of(cost, plan)
+    f, g = solved_stored(cost.stored_score(1.0), rows, columns, epsilon)[1:3]
     # A cost that is stored is centred, and its terms take that up.
-    f, g = state.f - unit * (exact.a - cost.a), state.g - unit * (exact.b - cost.b)
-    return DenseCoupling(coupling.plan, f, g)
+    unit = LOG2E / epsilon
+    return DenseCoupling(coupling.plan, f - unit * (exact.a - cost.a), g - unit * (exact.b - cost.b)), epsilon
 
 
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from html import escape
 from os import PathLike
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
-from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.reader import point_indices
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import (
@@ -43,10 +41,9 @@ from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.request import Request
-from torchgw.results.matches import Matched
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
-from torchgw.results.soft import Softened, softened, value_of
+from torchgw.results.soft import Softened
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.ranks import ranks_of
@@ -60,11 +57,9 @@ from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.resolution import sampled
 from torchgw.spaces.scale import unit_of
 from torchgw.spaces.subspace import name_of
-from torchgw.types import Array, Coupling, Differentiated
+from torchgw.types import Coupling, Differentiated
 
-SOFT = 0.003  # of what there is to gain: an epsilon that keeps labels soft and finds the optimum
 N_SUREST = 5  # matches that the table of a result shows
-SMALL_ROWS = 256  # of a soft plan that are read at once
 NOT_SAVED = ("known", "model", "differentiated")
 
 
@@ -107,7 +102,7 @@ class Told(NamedTuple):
 
 @undisturbed_methods
 @dataclass(frozen=True, kw_only=True, repr=False)
-class GWResult(Matched):
+class GWResult(Softened):
     """The result of `torchgw.gw_align`.
 
     Attributes
@@ -428,12 +423,11 @@ class GWResult(Matched):
         Notes
         -----
         O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
-        A plan without entropy is mapped by the potentials of its last linear problem at an epsilon of 0.003 of what
-        there is to gain, which each call solves.
+        A plan without entropy is mapped by the potentials of its soft plan, see `soft`, which each call finds.
         """
         chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
         coupling, known = self._map()
-        found = extended(coupling, known, points, chosen, self.epsilon or SOFT * self.gain)
+        found = extended(coupling, known, points, chosen, self.epsilon)
         return Unseen(found, chosen, self.numpy_input, self.max_memory)
 
     def _map(self) -> tuple[BlockCoupling, tuple[KnownPoints, KnownPoints]]:
@@ -462,131 +456,6 @@ class GWResult(Matched):
         warn_caller("GWResult.unseen is now GWResult.transform", DeprecationWarning)
         return self.transform(points, side)
 
-    def soft(self, epsilon: float | None = None) -> GWResult:
-        """The soft plan of a sharp result: one linear entropic problem on the cost C(T) at its plan T.
-
-        Its plan ranks all pairs, so `top_k`, `confidence`, `push`, `pull` and `torchgw.curvature` tell more of it than
-        of a matching. It has the marginals of T: a point that T leaves out has no candidates.
-
-        Parameters
-        ----------
-        epsilon : entropy of the soft plan, > 0, in units of the scaled squared distances. None takes 0.003 of the
-            median, over all points, of a point's mean cost less its cost in T. A result with entropy is then returned
-            as it is. Far smaller values leave masses of 0, which rank nothing.
-
-        Returns
-        -------
-        GWResult
-            With the soft plan, its epsilon, value and marginal errors. What the solve found stays: basins, lower bound,
-            status, history. The stationarity gap is NaN: the plan solves the problem at T, not at itself.
-
-        Raises
-        ------
-        ValueError
-            For a result of a file or of several ranks, which keep no distances: save ``result.soft()`` instead.
-        MemoryError
-            Where costs without factors take more than ``options.max_memory``.
-
-        Notes
-        -----
-        O(N K) memory, and time for each of some hundred iterations, where the matrices fit ``options.max_memory``.
-        Beyond that, costs with factors are multiplied anew in each iteration. Results of strategy "sparse" have
-        candidates only among pairs whose neighbours are matched, O(number of these).
-
-        Examples
-        --------
-        >>> import numpy as np, torchgw
-        >>> X = np.random.default_rng(0).normal(size=(40, 3))
-        >>> sharp = torchgw.gw_align(X, X + 0.01, distances="euclidean", random_state=0)
-        >>> sharp.epsilon, sharp.soft().epsilon > 0, sharp.soft().top_k(3)[1].shape
-        (0.0, True, (40, 3))
-        """
-        if epsilon is None and self.epsilon > 0:
-            return self
-        found = self._softened if epsilon is None else self._soften(validate.real("epsilon", epsilon, above=0.0))
-        assert self.known is not None
-        assert self.model is not None
-        model, (x, y) = self.model.to(torch.device("cpu")), self.known
-        mass = math.exp(model.logarithm)
-        values, exact, error = value_of(found, (x.space, y.space), model, self.max_memory)
-        rows, columns = (found.coupling.marginal(axis).cpu().double() for axis in (1, 0))
-        missed = residuals(rows, columns, model.p * mass, model.q * mass, self.marginals)
-        total, certificate = values.total * mass**2, self.certificate
-        return replace(
-            self,
-            coupling=found.coupling,
-            epsilon=found.epsilon,
-            value=total,
-            value_quad=values.quadratic * mass**2 if model.alpha > 0 else math.nan,
-            value_linear=values.linear * mass,
-            value_penalty=values.penalty * mass**2,
-            violation=values.violation * mass,
-            value_exact=exact,
-            value_error=model.alpha * error * mass**2,
-            marginal_error=max(missed.tolist(), default=0.0),
-            marginal_residual=found.residual,
-            certificate=replace(
-                certificate,
-                stationarity=math.nan,
-                gap=total - certificate.lower_bound,
-                curvature=None,
-                curvature_error=None,
-            ),
-            path=(),
-            differentiated=None,
-        )
-
-    @property
-    def _ranks_softly(self) -> bool:
-        """Whether candidates are those of the soft plan: the plan ranks none, where one of low rank spreads over all of
-        them without entropy, and there are distances."""
-        sharp = self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
-        return sharp and self.known is not None and self.model is not None
-
-    @cached_property
-    def _softened(self) -> Softened:
-        """The soft plan at the default epsilon, found once."""
-        return self._soften(None)
-
-    def _soften(self, epsilon: float | None) -> Softened:
-        if self.known is None or self.model is None:
-            raise ValueError(
-                "the soft plan of a sharp result needs the distances, which files and several ranks do not keep: call "
-                "soft() on the result of gw_align in one process, and save what it returns; the sharp plan itself is "
-                "read by argmax(), matching() and result.coupling"
-            )
-        x, y = self.known
-        model = self.model.to(torch.device("cpu"))
-        return softened(in_blocks(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
-
-    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
-        """Masses and target indices of the k best candidates of each source point, both (N, k), the best first.
-
-        With entropy they are the largest entries of the plan. Without it the first candidate is the match, as `argmax`
-        has it, and the others follow by their mass in the soft plan, see `soft`. All masses are those of the soft plan
-        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass. A result of a file or
-        of several ranks keeps no distances: its candidates are those of its plan, so save ``result.soft()`` for more.
-
-        Parameters
-        ----------
-        k : how many of each row, 1 to K.
-        """
-        validate.integer("k", k, least=1, most=self.shape[1])
-        if k == 1 or not self._ranks_softly:
-            return super().top_k(k)
-        soft, first = self._softened.coupling, self.coupling.argmax(1)[:, None]
-        values, index = soft.top_k(k)
-        held = index == first
-        missing = ~held.any(1)
-        held[missing, -1] = True  # the match takes the place of the last candidate
-        order = (~held).to(torch.int8).argsort(dim=1, stable=True)
-        values, index = values.gather(1, order), index.gather(1, order)
-        lost = torch.nonzero(missing)[:, 0]
-        index[lost, 0] = first[lost, 0]
-        for where in torch.split(lost, SMALL_ROWS):
-            values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
-        return self._given(values), self._given(index)
-
     def confidence(self, points: Any = None) -> Confidence:
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
 
@@ -598,9 +467,7 @@ class GWResult(Matched):
         ----------
         points : (m,) indices of source points to look at alone, in O(m K); None for all.
         """
-        coupling = in_blocks(self.coupling, "confidence")
-        if self._ranks_softly:
-            coupling = self._softened.coupling
+        coupling = in_blocks(self._ranking, "confidence")
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)

@@ -1,301 +1,166 @@
-"""Soft plans of sharp ends: one linear entropic problem on the cost C(T) of the plan T that a solve ended with.
-
-    S = argmin <C(T), S> + epsilon KL(S | r c^T)    among the plans with the marginals r, c of T
-    S_ij = r_i c_j exp((f_i + g_j - C_ij) / epsilon)
-
-C(T) is the linearised cost of the whole objective (`torchgw.objective.linearise`). A stationary T solves the same
-problem without entropy. There the reduced costs C_ij - f_i - g_j are 0 on its entries, and S ranks all other pairs by
-theirs. The spread of a point is its mean cost less its cost in T,
-
-    sum_j c_j C_ij - sum_j T_ij C_ij / r_i,
-
-whose mean over the points is the mean reduced cost, whatever the potentials. The default epsilon is 0.003 of the
-median spread of all source and target points.
-
-The score is stored where it fits the memory, and else multiplied from its factors. Between sparse matrices, a plan of
-few entries has the cost a_i + b_j - 2 W_ij of few entries W, see `torchgw.objective.sparse`: S is then found on the
-entries of W and T alone.
-
-Sources: M. Cuturi, "Sinkhorn distances", 2013; B. Schmitzer, "Stabilized sparse scaling algorithms for entropy
-regularized transport problems", 2019 (epsilon scaling).
-"""
+"""Soft answers of sharp results: candidates, confidence and a result of its own, read of the soft plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, Self, cast
 
-import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.couplings.potential import PotentialCoupling
-from torchgw.couplings.sparse import SparseCoupling
-from torchgw.kernels import LOG2E
-from torchgw.kernels.kernel import two_softmins
-from torchgw.kernels.softmin_dense import reference as dense_kernel
-from torchgw.kernels.softmin_stream import reference as stream_kernel
-from torchgw.losses import SQUARE
-from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import MatchingGradient
-from torchgw.objective.linearise import Weights
-from torchgw.objective.model import Model, Values, mean_cost
-from torchgw.objective.sparse import SparseObjective
-from torchgw.objective.value import Objective, objective
-from torchgw.options import SinkhornOptions
-from torchgw.runtime.transfer import sent
-from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side
-from torchgw.spaces import AdjacencyDistances
-from torchgw.types import DistanceProvider
+from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.low_rank import LowRankCoupling
+from torchgw.couplings.rounding import residuals
+from torchgw.diagnostics.evidence import Certificate
+from torchgw.marginals import Marginals
+from torchgw.objective.model import Model
+from torchgw.results.matches import Matched
+from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.solvers.soft_plan import SoftPlan, soften, value_of
+from torchgw.spaces.out_of_sample import KnownPoints
+from torchgw.types import Array, Coupling
 
-SHARE = 0.003  # of the median spread: ranks embeddings, cells and graphs best (measured: 0.0025 to 0.005)
-COOLING = 3  # halvings of epsilon
-COOLED, SOLVED = SinkhornOptions(tol=1e-2), SinkhornOptions()
-COOLED_ITERATIONS, SOLVED_ITERATIONS = 20, 500
-MATRICES = 3  # (N, K), float64, that a stored problem takes
-
-Spaces = tuple[DistanceProvider, DistanceProvider]
-Solve = Callable[[float, Side, Side, Tensor, Tensor, SinkhornOptions, int], SinkhornState]
+SMALL_ROWS = 256  # of a soft plan that are read at once
 
 
-class Softened(NamedTuple):
-    """A soft plan.
+@undisturbed_methods
+class Softened(Matched):
+    """A plan whose candidates are those of its soft plan, where it has no entropy to rank them."""
 
-    coupling : S, with the mass and on the device of T.
-    epsilon : its entropy, in units of the scaled squared distances.
-    residual : L1 marginal residual before rounding, relative to the mass.
-    """
+    marginals: Marginals
+    certificate: Certificate
+    alpha: float
+    known: tuple[KnownPoints, KnownPoints] | None
+    model: Model | None
 
-    coupling: BlockCoupling
-    epsilon: float
-    residual: float
+    def soft(self, epsilon: float | None = None) -> Self:
+        """The soft plan of a sharp result: one linear entropic problem on the cost C(T) at its plan T.
 
+        Its plan ranks all pairs, so `top_k`, `confidence`, `push`, `pull` and `torchgw.curvature` tell more of it than
+        of a matching. It has the marginals of T: a point that T leaves out has no candidates.
 
-def softened(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float | None, max_memory: int) -> Softened:
-    """The soft plan of T at an epsilon, or at that of the spread of costs.
+        Parameters
+        ----------
+        epsilon : entropy of the soft plan, > 0, in units of the scaled squared distances. None takes 0.004 of the
+            median, over all points, of a point's mean cost less its cost in T. A result with entropy is then returned
+            as it is. Far smaller values leave masses of 0, which rank nothing.
 
-    Parameters
-    ----------
-    coupling : T.
-    spaces : distances of all its points, float64 on the CPU.
-    model : the objective, on the CPU.
-    epsilon : above 0, or None; only a T without entropy has a spread.
-    max_memory : bytes that the problem may take.
-    """
-    device, mass = coupling.device, math.exp(model.logarithm)
-    plan = wide(coupling).times(1 / mass)
-    if isinstance(plan, SparseCoupling) and isinstance(coupling, SparseCoupling) and all(map(_is_sparse, spaces)):
-        found = _on_entries(plan, spaces, epsilon)
-    else:
-        found = _on_all_pairs(plan, spaces, model, epsilon, max_memory)
-    parts = {name: sent(part, device) for name, part in found.coupling.times(mass).tensors().items()}
-    return found._replace(coupling=type(found.coupling)(**parts))
+        Returns
+        -------
+        GWResult
+            With the soft plan, its epsilon, value and marginal errors. What the solve found stays: basins, lower bound,
+            status, history. The stationarity gap is NaN: the plan solves the problem at T, not at itself.
 
+        Raises
+        ------
+        ValueError
+            For a result of a file or of several ranks, which keep no distances: save ``result.soft()`` instead.
+        MemoryError
+            Where costs without factors take more than ``options.max_memory``.
 
-def wide(coupling: BlockCoupling) -> BlockCoupling:
-    """The plan on the CPU, in float64 where it is stored; one without potentials by its entries."""
-    if isinstance(coupling, DenseCoupling):
-        plan = coupling.plan.detach().cpu().double()
-        stored = DenseCoupling(plan)
-        return stored if coupling.potentials else SparseCoupling.of(csr_array(plan.numpy()), plan.device)
-    parts = {name: part.detach().cpu() for name, part in coupling.tensors().items()}
-    found: BlockCoupling = type(coupling)(**parts)
-    return found
+        Notes
+        -----
+        O(N K) memory, and time for each of some hundred iterations, where the matrices fit ``options.max_memory``.
+        Beyond that, costs with factors are multiplied anew in each iteration. Results of strategy "sparse" have
+        candidates only among pairs whose neighbours are matched, O(number of these).
 
-
-def value_of(soft: Softened, spaces: Spaces, model: Model, max_memory: int) -> tuple[Values, bool, float]:
-    """The parts of the objective of a soft plan, of about mass one; whether it is exact, and its error."""
-    plan = wide(soft.coupling).times(math.exp(-model.logarithm))
-    if model.alpha == 0:
-        return model.values(0.0, plan), True, 0.0
-    rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
-    if isinstance(plan, SparseCoupling):
-        problem = _sparse_objective(plan, spaces)
-        value = Objective(max(problem.value(problem.cross(plan.matrix), plan.matrix), 0.0), True, 0.0)
-    elif model.loss is SQUARE:
-        value = objective(plan, spaces, (rows, columns), max_memory, torch.Generator().manual_seed(0))
-    else:
-        raw = ExactGradient(*spaces, rows, columns, model.loss)(plan, rows)
-        value = Objective(max(float(mean_cost(raw, plan, rows, columns)), 0.0), True, 0.0)
-    return model.at(soft.epsilon).values(float(value.value), plan), value.exact, value.error
-
-
-def potentials_of(cost: FactoredCost, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
-    """Base-2 potentials of the stored score of a cost, for these marginals."""
-    return _solved_stored(cost.stored_score(1.0), rows, columns, epsilon)[1]
-
-
-def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> FactoredCost:
-    """The linearised cost at a plan of about mass one, of which marginals that stay are no part."""
-    rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
-    weights, linear = Weights.of(model.alpha, model.beta, float(rows.sum())), model.linear(torch.float64)
-    if model.alpha == 0:
-        assert linear is not None
-        return linear.times(weights.linear)
-    exact = ExactGradient(*spaces, rows, columns, model.loss)
-    return weights.applied((MatchingGradient.of(exact) or exact)(plan, rows), linear)
-
-
-def epsilon_of(cost: FactoredCost, plan: BlockCoupling) -> float:
-    """The default epsilon of a plan without entropy, from its cost."""
-    r, c = (plan.marginal(axis).to(cost.a) for axis in (1, 0))
-    spreads = []
-    for side, axis, own, other in ((cost, 1, r, c), (cost.T, 0, c, r)):
-        share = other / other.sum()
-        means = side.a + side.b @ share - 2 * (side.U @ (share @ side.V))
-        paid = side.a * own + plan.apply(side.b, axis) - 2 * torch.linalg.vecdot(side.U, plan.apply(side.V, axis))
-        if cost.extra is not None:
-            assert side.extra is not None
-            means, paid = means + side.extra @ share, paid + _paid(cost.extra, plan, axis)
-        spreads.append(_less(means, paid, own))
-    return _of_spreads(*spreads)
-
-
-def _paid(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
-    """What each point pays of a stored cost (N, K)."""
-    paid = extra.new_zeros(plan.shape[1 - axis])
-    for where, block in plan.blocks():
-        product = block.to(extra) * extra[where]
-        if axis == 1:
-            paid[where] = product.sum(1)
-        else:
-            paid += product.sum(0)
-    return paid
-
-
-def _less(means: Tensor, paid: Tensor, mass: Tensor) -> Tensor:
-    """The spreads (n,) of the points with mass, from their mean costs and what they pay."""
-    return (means - paid / mass)[mass > 0]
-
-
-def _of_spreads(*spreads: Tensor) -> float:
-    """The epsilon of spreads of source and target points."""
-    every = torch.cat(spreads)
-    largest = float(every.abs().max())
-    return SHARE * max(float(every.median()), torch.finfo(every.dtype).eps * largest) or SHARE
-
-
-def _on_all_pairs(
-    plan: BlockCoupling, spaces: Spaces, model: Model, epsilon: float | None, max_memory: int
-) -> Softened:
-    cost = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.at(epsilon))
-    if epsilon is None:
-        epsilon = epsilon_of(cost, plan)
-        if model.penalty is not None:
-            cost = cost_of(plan, spaces, model.at(epsilon))
-    rows, columns = plan.marginal(1).double(), plan.marginal(0).double()
-    needed = 8 * MATRICES * math.prod(plan.shape)
-    factored = cost.extra is None and cost.U.shape[1] < min(plan.shape)
-    if needed <= max_memory or not factored:
-        validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
-        found, state = _solved_stored(cost.stored_score(1.0), rows, columns, epsilon)
-        return Softened(DenseCoupling(found, state.f, state.g), epsilon, float(state.residual))
-    centred, _, _ = cost.centred(epsilon)
-
-    def solve(
-        at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
-    ) -> SinkhornState:
-        score = stream_kernel.KERNEL.on(*centred.balanced_score(at))
-        return sinkhorn(score, row, column, f, g, options=options, max_iter=most)
-
-    state = _cooled(solve, rows, columns, epsilon)
-    A, B = centred.balanced_score(epsilon)
-    return Softened(PotentialCoupling(A, B, state.f, state.g), epsilon, float(state.residual))
-
-
-def _cooled(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
-    """The last of the problems that ``solve`` is given, from a blur, whose potentials are quickly found."""
-    total = rows.sum()
-    row, column = Side((rows / total).log2()), Side((columns / columns.sum()).log2())
-    f, g = row.log_mass, column.log_mass
-    for step in range(COOLING, 0, -1):
-        state = solve(epsilon * 2**step, row, column, f, g, COOLED, COOLED_ITERATIONS)
-        f, g = rescale(state.f, row.log_mass, 2.0), rescale(state.g, column.log_mass, 2.0)
-    state = solve(epsilon, row, column, f, g, SOLVED, SOLVED_ITERATIONS)
-    return state._replace(f=state.f + total.log2())
-
-
-def _solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) -> tuple[Tensor, SinkhornState]:
-    """The plan of a score that is given at an epsilon of 1, and its potentials. It is not rounded: a correction of all
-    pairs would hide the smallest entries, which rank the last candidates."""
-    plan, cold = torch.empty_like(score), torch.empty_like(score)
-
-    def solve(
-        at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
-    ) -> SinkhornState:
-        scaler = Scaler(dense_kernel.KERNEL.on(torch.div(score, at, out=cold)), row, column, plan)
-        return scaling(scaler, f, g, options=options, max_iter=most)
-
-    state = _cooled(solve, rows, columns, epsilon)
-    return plan.mul_(rows.sum()), state
-
-
-def _is_sparse(space: DistanceProvider) -> bool:
-    return isinstance(space, AdjacencyDistances) and space.sparse
-
-
-class EntryScore:
-    """A score (N, K) on few entries (m,), and of no other pair, as the loop reads it (`torchgw.types.Softmins`)."""
-
-    def __init__(self, row: Tensor, column: Tensor, values: Tensor, shape: tuple[int, int]) -> None:
-        self.places, self.values, self.shape = (row, column), values, shape
-
-    def softmin(self, bias: Tensor, axis: int) -> Tensor:
-        """log2 sum 2^(S + bias) over ``axis``."""
-        at, size = self.places[1 - axis], self.shape[1 - axis]
-        terms = self.values + bias[self.places[axis]]
-        top = terms.new_full((size,), -torch.inf).scatter_reduce(0, at, terms, "amax")
-        held = torch.where(top.isneginf(), 0.0, top)
-        return terms.new_zeros(size).index_add(0, at, (terms - held[at]).exp2()).log2() + held
-
-    def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
-        """The next f, and the softmin over the rows under it."""
-        return two_softmins(self.softmin, g, log_p, f, weight)
-
-
-def _sparse_objective(plan: SparseCoupling, spaces: Spaces) -> SparseObjective:
-    """The quadratic part between sparse matrices, for plans of these marginals."""
-    x, y = spaces
-    assert isinstance(x, AdjacencyDistances)
-    assert isinstance(y, AdjacencyDistances)
-    p, q = (plan.marginal(axis).numpy() for axis in (1, 0))
-    return SparseObjective.of(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
-
-
-def _on_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> Softened:
-    rows, columns, problem = plan.marginal(1), plan.marginal(0), _sparse_objective(plan, spaces)
-    T, W = plan.matrix, problem.cross(plan.matrix)
-    if epsilon is None:
-        sides = (problem.a, problem.b, rows, columns, W, T), (problem.b, problem.a, columns, rows, W.T, T.T)
-        spreads = []
-        for a, b, own, other, cross, matrix in sides:
-            share = (other / other.sum()).numpy()
-            means, paid = a + b @ share - 2 * (cross @ share), a * own.numpy() + matrix @ b
-            paid -= 2 * np.asarray(cross.multiply(matrix).sum(1)).ravel()
-            spreads.append(_less(torch.from_numpy(means), torch.from_numpy(paid), own))
-        epsilon = _of_spreads(*spreads)
-    pattern = W.copy(), T.copy()
-    for matrix in pattern:
-        matrix.data[:] = 1.0
-    both = SparseCoupling.of((pattern[0] + pattern[1]).tocsr(), rows.device)
-    row, column = both.row, both.column
-    values = torch.from_numpy(np.array(W[row.numpy().copy(), column.numpy().copy()])) * (2 * LOG2E)
-
-    def solve(
-        at: float, one: Side, other: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
-    ) -> SinkhornState:
-        return sinkhorn(
-            EntryScore(row, column, values / at, plan.shape), one, other, f, g, options=options, max_iter=most
+        Examples
+        --------
+        >>> import numpy as np, torchgw
+        >>> X = np.random.default_rng(0).normal(size=(40, 3))
+        >>> sharp = torchgw.gw_align(X, X + 0.01, distances="euclidean", random_state=0)
+        >>> sharp.epsilon, sharp.soft().epsilon > 0, sharp.soft().top_k(3)[1].shape
+        (0.0, True, (40, 3))
+        """
+        if epsilon is None and self.epsilon > 0:
+            return self
+        found = self._soft_plan if epsilon is None else self._soften(validate.real("epsilon", epsilon, above=0.0))
+        assert self.known is not None
+        assert self.model is not None
+        model, (x, y) = self.model.to(torch.device("cpu")), self.known
+        mass = math.exp(model.logarithm)
+        values, exact, error = value_of(found, (x.space, y.space), model, self.max_memory)
+        rows, columns = (found.coupling.marginal(axis).cpu().double() for axis in (1, 0))
+        missed = residuals(rows, columns, model.p * mass, model.q * mass, self.marginals)
+        total, certificate = values.total * mass**2, self.certificate
+        made: Self = replace(
+            cast(Any, self),
+            coupling=found.coupling,
+            epsilon=found.epsilon,
+            value=total,
+            value_quad=values.quadratic * mass**2 if model.alpha > 0 else math.nan,
+            value_linear=values.linear * mass,
+            value_penalty=values.penalty * mass**2,
+            violation=values.violation * mass,
+            value_exact=exact,
+            value_error=model.alpha * error * mass**2,
+            marginal_error=max(missed.tolist(), default=0.0),
+            marginal_residual=found.residual,
+            certificate=replace(
+                certificate,
+                stationarity=math.nan,
+                gap=total - certificate.lower_bound,
+                curvature=None,
+                curvature_error=None,
+            ),
+            path=(),
+            differentiated=None,
         )
+        return made
 
-    state = _cooled(solve, rows, columns, epsilon)
-    found = (values / epsilon + state.f[row] + state.g[column]).exp2()
-    return Softened(SparseCoupling(found, column, both.first, both.width), epsilon, float(state.residual))
+    @property
+    def _ranking(self) -> Coupling:
+        """What ranks candidates: the soft plan of a plan without entropy, where there are distances. A plan of low rank
+        spreads over all pairs by itself."""
+        sharp = self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
+        if sharp and self.known is not None and self.model is not None:
+            return self._soft_plan.coupling
+        return self.coupling
+
+    @cached_property
+    def _soft_plan(self) -> SoftPlan:
+        """The soft plan at the default epsilon, found once."""
+        return self._soften(None)
+
+    def _soften(self, epsilon: float | None) -> SoftPlan:
+        if self.known is None or self.model is None:
+            raise ValueError(
+                "the soft plan of a sharp result needs the distances, which files and several ranks do not keep: call "
+                "soft() on the result of gw_align in one process, and save what it returns; the sharp plan itself is "
+                "read by argmax(), matching() and result.coupling"
+            )
+        x, y = self.known
+        model = self.model.to(torch.device("cpu"))
+        return soften(in_blocks(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
+
+    def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
+        """Masses and target indices of the k best candidates of each source point, both (N, k), the best first.
+
+        With entropy they are the largest entries of the plan. Without it the first candidate is the match, as `argmax`
+        has it, and the others follow by their mass in the soft plan, see `soft`. All masses are those of the soft plan
+        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass. A result of a file or
+        of several ranks keeps no distances: its candidates are those of its plan, so save ``result.soft()`` for more.
+
+        Parameters
+        ----------
+        k : how many of each row, 1 to K.
+        """
+        validate.integer("k", k, least=1, most=self.shape[1])
+        soft = self._ranking if k > 1 else self.coupling
+        if soft is self.coupling:
+            return super().top_k(k)
+        first = self.coupling.argmax(1)[:, None]
+        values, index = soft.top_k(k)
+        held = index == first
+        missing = ~held.any(1)
+        held[missing, -1] = True  # the match takes the place of the last candidate
+        order = (~held).to(torch.int8).argsort(dim=1, stable=True)
+        values, index = values.gather(1, order), index.gather(1, order)
+        lost = torch.nonzero(missing)[:, 0]
+        index[lost, 0] = first[lost, 0]
+        for where in torch.split(lost, SMALL_ROWS):
+            values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
+        return self._given(values), self._given(index)

@@ -11,7 +11,7 @@ from torchgw.kernels.sampling import spread_over
 from torchgw.objective.hessian import FLAT
 from torchgw.request.combinations import Fact, excluded, facts_of
 from torchgw.request.request import SHARP, Request
-from torchgw.results.result import SOFT, GWResult
+from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.prepare import ON_GRAPHS
@@ -131,8 +131,8 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
         return ""
     return (
         f"the plan is blurred: a point has {matches:.3g} matches on average, and epsilon = {result.epsilon:g} is "
-        f"{result.epsilon / gain:.2g} times what matching can gain; take epsilon='auto', and for a soft plan in its "
-        f"basin init=result with epsilon = {SOFT * gain:.1g}"
+        f"{result.epsilon / gain:.2g} times what matching can gain; take epsilon='auto', and result.soft() for "
+        f"a soft plan in the basin that it finds"
     )
 
 
