@@ -400,6 +400,7 @@ def tiny() -> list[Row]:
 
 
 SHARES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # of the gain: epsilons that users might name
+DRAWS = 5  # one draw of 500 words moves hits@5 by 0.012
 
 
 def hits_at(count: int, result: Any, truth: np.ndarray) -> float:
@@ -408,25 +409,34 @@ def hits_at(count: int, result: Any, truth: np.ndarray) -> float:
 
 
 def candidates() -> list[Row]:
-    """Candidates of the default call against those of named epsilons: of the whole solve, and of the soft plan."""
+    """Candidates of the default call against those of named epsilons, of the whole solve and of the soft plan: means
+    over draws of the data, of which the best epsilon is the best on average."""
     rows = []
     for name, made in problems.CANDIDATES.items():
-        X, Y, truth, distances = made(np.random.default_rng(0))
-        keywords: dict[str, Any] = {"distances": distances, "random_state": 0}
-        result, seconds = timed(lambda X=X, Y=Y, keywords=keywords: gw_align(X, Y, **keywords))
-        _, ranking = timed(lambda result=result: result.top_k(10))
-        named = [result.soft(share * result.gain) for share in SHARES]
-        named += [gw_align(X, Y, epsilon=share * result.gain, **keywords) for share in SHARES]
-        found, best = hits_at(5, result, truth), max(hits_at(5, each, truth) for each in named)
-        ratio = 1 + ranking / seconds
-        hits = {str(count): hits_at(count, result, truth) for count in (1, 5, 10)}
+        hits: dict[str, list[float]] = {}
+        seconds = ranking = 0.0
+        for seed in range(DRAWS):
+            X, Y, truth, distances = made(np.random.default_rng(seed))
+            keywords: dict[str, Any] = {"distances": distances, "random_state": 0}
+            result, solved = timed(lambda X=X, Y=Y, keywords=keywords: gw_align(X, Y, **keywords))
+            _, ranked = timed(lambda result=result: result.top_k(10))
+            seconds, ranking = seconds + solved, ranking + ranked
+            for count in (1, 5, 10):
+                hits.setdefault(f"default, {count}", []).append(hits_at(count, result, truth))
+            for share in SHARES:
+                named = gw_align(X, Y, epsilon=share * result.gain, **keywords)
+                hits.setdefault(f"solved at {share:g}, 5", []).append(hits_at(5, named, truth))
+                hits.setdefault(f"soft at {share:g}, 5", []).append(hits_at(5, result.soft(share * result.gain), truth))
+        means = {key: float(np.mean(values)) for key, values in hits.items()}
+        found, ratio = means["default, 5"], 1 + ranking / seconds
+        best = max(mean for key, mean in means.items() if key.endswith(", 5"))
         rows += [
             row(
                 f"{name}: hits@5 of the default call",
-                "within 0.01 of the best epsilon's",
+                f"within 0.01 of the best epsilon's, over {DRAWS} draws",
                 f"{found:.3f} against {best:.3f}",
                 found >= best - 0.01,
-                hits=hits,
+                hits=means,
             ),
             row(f"{name}: time with ten candidates", "<= 1.3 x the call's", f"{ratio:.2f} x", ratio <= 1.3),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,14 @@ def test_the_command_says_why_a_file_maps_nothing(tmp_path: Path, capsys: pytest
     assert cli.main(["apply", out, x, "-o", table]) == 2
     assert "mapped by distances alone" in capsys.readouterr().err
     assert not Path(table).exists()
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_a_file_does_not_take_more_memory_than_a_result_may(tmp_path: Path) -> None:
+    D, E = (torch.cdist(torch.as_tensor(side), torch.as_tensor(side)).numpy() for side in (X[:70], Y[:80]))
+    result = gw_align(D, E, epsilon=5e-3, random_state=0)
+    narrow = replace(result, options=GWOptions(max_memory=8 * 80 * 80 - 1))
+    with pytest.raises(MemoryError, match="distances of the file would take"):
+        narrow.save(tmp_path / "r.npz", points=True)
+    assert not (tmp_path / "r.npz").exists()
+    replace(result, options=GWOptions(max_memory=8 * 80 * 80)).save(tmp_path / "r.npz", points=True)

@@ -161,6 +161,20 @@ def test_the_curvature_is_read_of_the_soft_plan(solved: Callable[[str], GWResult
     assert torchgw.curvature(solved("permutation").soft(), k=1).smallest[0] > 0
 
 
+def test_files_with_points_are_soft_as_the_result_was(solved: Callable[[str], GWResult], tmp_path: Path) -> None:
+    for kind in ("vertex", "torch, mass 3"):
+        result = solved(kind)
+        result.save(tmp_path / "known.npz", points=True)
+        loaded = GWResult.load(tmp_path / "known.npz")
+        assert loaded.soft().epsilon == pytest.approx(result.soft().epsilon, rel=1e-6)
+        assert loaded.soft().value == pytest.approx(result.soft().value, rel=1e-6)
+        np.testing.assert_allclose(loaded.top_k(5)[0], result.top_k(5)[0], rtol=1e-4)
+    result = solved("semi-relaxed")
+    result.save(tmp_path / "known.npz", points=True)
+    with pytest.raises(ValueError, match="needs the distances"):
+        GWResult.load(tmp_path / "known.npz").soft()
+
+
 def test_files_keep_soft_plans_and_refuse_to_make_them(solved: Callable[[str], GWResult], tmp_path: Path) -> None:
     result = solved("vertex")
     result.save(tmp_path / "sharp.npz")

@@ -460,8 +460,7 @@ class GWResult(Softened):
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
 
         Entropy and margin of a sharp result are those of its soft plan, see `soft`: a matching alone is sure of
-        everything. A result of a file or of several ranks has no soft plan, and its own is read; save ``result.soft()``
-        to keep one.
+        everything. Of a result without distances, of a file without points or of several ranks, its own plan is read.
 
         Parameters
         ----------
@@ -493,6 +492,8 @@ class GWResult(Softened):
         ValueError, OSError
             Naming the path, when it is no place for such a file, or cannot be written; what was there before stays.
             With ``points``, when the result cannot map new points.
+        MemoryError
+            With ``points``, where the distances of one space take more than ``options.max_memory``.
 
         Notes
         -----
@@ -501,7 +502,7 @@ class GWResult(Softened):
         """
         coupling = in_blocks(self.coupling, "save")
         known = self._map()[1] if validate.flag("points", points) else ()
-        write(place_of(path, ".npz"), saved_members(self), coupling, known)
+        write(place_of(path, ".npz"), saved_members(self), coupling, known, self.max_memory)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:
         """Write one interactive HTML page that needs no network: both clouds, linked; what the search found; what is

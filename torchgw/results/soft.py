@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self, cast
@@ -17,10 +18,11 @@ from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
+from torchgw.options import GWOptions
 from torchgw.results.matches import Matched
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.solvers.soft_plan import SoftPlan, soften, value_of
-from torchgw.spaces.out_of_sample import KnownPoints
+from torchgw.spaces.out_of_sample import KnownPoints, LandmarkRows
 from torchgw.types import Array, Coupling
 
 SMALL_ROWS = 256  # of a soft plan that are read at once
@@ -33,6 +35,8 @@ class Softened(Matched):
     marginals: Marginals
     certificate: Certificate
     alpha: float
+    supervised: bool
+    options: GWOptions
     known: tuple[KnownPoints, KnownPoints] | None
     model: Model | None
 
@@ -57,7 +61,8 @@ class Softened(Matched):
         Raises
         ------
         ValueError
-            For a result of a file or of several ranks, which keep no distances: save ``result.soft()`` instead.
+            For a result that keeps no distances: one of several ranks, or of a file without points. Save
+            ``result.soft()`` for these.
         MemoryError
             Where costs without factors take more than ``options.max_memory``.
 
@@ -78,9 +83,9 @@ class Softened(Matched):
         if epsilon is None and self.epsilon > 0:
             return self
         found = self._soft_plan if epsilon is None else self._soften(validate.real("epsilon", epsilon, above=0.0))
-        assert self.known is not None
-        assert self.model is not None
-        model, (x, y) = self.model.to(torch.device("cpu")), self.known
+        model, known = self._problem
+        assert model is not None
+        x, y = known
         mass = math.exp(model.logarithm)
         values, exact, error = value_of(found, (x.space, y.space), model, self.max_memory)
         rows, columns = (found.coupling.marginal(axis).cpu().double() for axis in (1, 0))
@@ -111,14 +116,27 @@ class Softened(Matched):
         )
         return made
 
+    @cached_property
+    def _problem(self) -> tuple[Model | None, Sequence[KnownPoints]]:
+        """The objective, on the CPU, and the two spaces that the soft plan is found for; no objective where none can
+        be. A file with points keeps that of distances alone: its masses are those of the plan."""
+        known = self.known or ()
+        if self.model is not None:
+            return self.model.to(torch.device("cpu")), known
+        every = known and not any(isinstance(side.made, LandmarkRows) for side in known)
+        alone = self.alpha == 1 and self.marginals.balanced and not self.supervised and self.options.loss == "square"
+        if not (every and alone):
+            return None, known
+        rows, columns = (self.coupling.marginal(axis).cpu().double() for axis in (1, 0))
+        mass = float(rows.sum())
+        return Model(rows / mass, columns / mass, 0.0, logarithm=math.log(mass)), known
+
     @property
     def _ranking(self) -> Coupling:
         """What ranks candidates: the soft plan of a plan without entropy, where there are distances. A plan of low rank
         spreads over all pairs by itself."""
         sharp = self.epsilon == 0 and not isinstance(self.coupling, LowRankCoupling)
-        if sharp and self.known is not None and self.model is not None:
-            return self._soft_plan.coupling
-        return self.coupling
+        return self._soft_plan.coupling if sharp and self._problem[0] is not None else self.coupling
 
     @cached_property
     def _soft_plan(self) -> SoftPlan:
@@ -126,14 +144,15 @@ class Softened(Matched):
         return self._soften(None)
 
     def _soften(self, epsilon: float | None) -> SoftPlan:
-        if self.known is None or self.model is None:
+        model, known = self._problem
+        if model is None:
             raise ValueError(
-                "the soft plan of a sharp result needs the distances, which files and several ranks do not keep: call "
-                "soft() on the result of gw_align in one process, and save what it returns; the sharp plan itself is "
-                "read by argmax(), matching() and result.coupling"
+                "the soft plan of a sharp result needs the distances, which several ranks and files without points do "
+                "not keep: call soft() on the result of gw_align in one process, and save what it returns, or save the "
+                "result with save(path, points=True); the sharp plan itself is read by argmax(), matching() and "
+                "result.coupling"
             )
-        x, y = self.known
-        model = self.model.to(torch.device("cpu"))
+        x, y = known
         return soften(in_blocks(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
 
     def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
@@ -141,8 +160,8 @@ class Softened(Matched):
 
         With entropy they are the largest entries of the plan. Without it the first candidate is the match, as `argmax`
         has it, and the others follow by their mass in the soft plan, see `soft`. All masses are those of the soft plan
-        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass. A result of a file or
-        of several ranks keeps no distances: its candidates are those of its plan, so save ``result.soft()`` for more.
+        then, so the first need not be the largest; ``top_k(1)`` has the match with its own mass. A result without
+        distances, of a file without points or of several ranks, has the candidates of its plan alone.
 
         Parameters
         ----------

@@ -50,13 +50,17 @@ NAMES = ("names_x", "names_y")
 
 
 def write(
-    path: str | PathLike[str], members: dict[str, Any], coupling: BlockCoupling, known: Sequence[KnownPoints] = ()
+    path: str | PathLike[str],
+    members: dict[str, Any],
+    coupling: BlockCoupling,
+    known: Sequence[KnownPoints] = (),
+    limit: int = 0,
 ) -> None:
     """A file of what `pack` makes and, as ``known_x_*`` and ``known_y_*``, of what places new points, sealed; what was
-    there stays until it is whole."""
+    there stays until it is whole. The distances of a space may take ``limit`` bytes."""
     arrays, every = pack(members, coupling), isinstance(coupling, DenseCoupling)
     for side, points in zip("xy", known, strict=False):
-        arrays |= {f"known_{side}_{name}": array for name, array in points.arrays(every).items()}
+        arrays |= {f"known_{side}_{name}": array for name, array in points.arrays(every, limit).items()}
     with written(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 

@@ -122,13 +122,14 @@ class KnownPoints:
         """Indices of the points that new ones are placed by: the landmarks, or some that are evenly spread."""
         return self.some(LANDMARKS) if self.landmarks is None else self.landmarks
 
-    def arrays(self, every: bool) -> dict[str, Array]:
+    def arrays(self, every: bool, limit: int) -> dict[str, Array]:
         """What a file keeps of it, for `of_arrays`.
 
         Parameters
         ----------
         every : whether distances between all points are needed, or those from the `anchors` alone. Distances between
             points that are straight lines are found again from the points.
+        limit : bytes that the distances may take.
         """
         if not is_metric(self.among):
             raise ValueError(
@@ -142,6 +143,8 @@ class KnownPoints:
             return found | {"squared": np.array(self.among.squared)}
         index = torch.arange(self.among.size) if every else self.places[self.anchors.cpu()]
         found |= {} if every else {"anchors": index.numpy()}
+        advice = "save the result without points, or soft() of it where candidates are wanted"
+        validate.memory("the distances of the file", 8 * len(index) * self.among.size, limit, advice)
         return found | {"rows": self.among.rows(index).double().numpy()}
 
     @classmethod
