@@ -53,4 +53,6 @@ def _report(report: GraphReport | None, index: Tensor) -> GraphReport | None:
 def _all_known(known: KnownPoints, support: Support, side: int) -> KnownPoints:
     space = support.spaces[side]
     points = None if known.points is None else space.data
-    return replace(known, points=points, index=support.sides[side], size=support.shape[side])
+    return replace(
+        known, points=points, index=support.sides[side], size=support.shape[side], graph=support.spaces[side].graph
+    )

@@ -82,6 +82,7 @@ class KnownPoints:
     k : neighbours that join a new point to the graph.
     index : (n,) the points with mass; None for all. In ``space`` the others are where the first of these is.
     size : N; None for n.
+    graph : the graph (N, N) that it was made from, in CSR with the lengths of edges, or the adjacency; None without.
     """
 
     made: DistanceProvider
@@ -89,6 +90,7 @@ class KnownPoints:
     k: int
     index: Tensor | None = None
     size: int | None = None
+    graph: Any = None
 
     @cached_property
     def among(self) -> DistanceProvider:

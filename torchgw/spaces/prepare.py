@@ -64,6 +64,12 @@ class Space(NamedTuple):
         return self.kind != "matrix" and not is_provider(self.data) and not is_graph(self.data)
 
     @property
+    def graph(self) -> Any:
+        """The graph (N, N) in CSR or the adjacency that the space was given as, else None."""
+        given = is_graph(self.data) or isinstance(self.data, AdjacencyDistances)
+        return self.data if given and self.kept is None else None
+
+    @property
     def symmetric(self) -> bool:
         """Whether distances are the same in both directions."""
         return is_symmetric(self.data)
