@@ -41,6 +41,8 @@ CAPTION = 0.08  # height of a line
 NAME = 0.2  # width of the names at the right
 WIDTH = 5.0  # inches of Axes, below which points are smaller
 ELEVATION, AZIMUTH = 18, -78  # of the eye, in degrees
+LIGHT = np.array([0.3, -0.8, 0.52])  # where it comes from
+SHADE = 0.45  # brightness of faces along it
 FILLED = 0.97  # of the place of solid Axes
 END = 16.0  # area of a line's end, in square points
 FAINT, STRONG = 0.15, 0.8  # opacity of lines
@@ -317,8 +319,10 @@ def _draw(ax: Any, space: Layout, rgba: Array, some: Array) -> None:
     """A cloud in colours (n, 4) of its points: a surface; or ``some`` of the points, and edges where all are drawn."""
     if _is_surface(space):
         many = len(space.points) > RASTER
+        corners = space.points[space.faces]
         tint = rgba[space.faces[:, 0]]  # a mean of labels' colours would look like another label's
-        surface = Poly3DCollection(space.points[space.faces], facecolors=tint, shade=True, linewidths=0, zorder=0.5)
+        tint[:, :3] *= _brightness(corners)[:, None]
+        surface = Poly3DCollection(corners, facecolors=tint, linewidths=0, zorder=0.5)
         surface.set(rasterized=many, clip_on=False, antialiased=False)
         ax.add_collection3d(surface)
         return
@@ -326,6 +330,14 @@ def _draw(ax: Any, space: Layout, rgba: Array, some: Array) -> None:
         drawn = space.edges[layout.subset(len(space.edges), MOST)]
         _draw_lines(ax, space.points[drawn], colours.GREY, len(drawn) > RASTER)
     _scatter(ax, space.points[some], rgba[some])
+
+
+def _brightness(corners: Array) -> Array:
+    """Of faces (t, 3, 3), whichever way round their corners are listed."""
+    normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    length = np.linalg.norm(normal, axis=1)
+    found: Array = SHADE + (1 - SHADE) * np.abs(normal @ LIGHT) / np.where(length > 0, length, 1.0)
+    return found
 
 
 def _draw_lines(ax: Any, segments: Array, rgba: Any, many: bool = False) -> None:

@@ -82,7 +82,8 @@ class KnownPoints:
     k : neighbours that join a new point to the graph.
     index : (n,) the points with mass; None for all. In ``space`` the others are where the first of these is.
     size : N; None for n.
-    graph : the graph (N, N) that it was made from, in CSR with the lengths of edges, or the adjacency; None without.
+    graph : (N, N) the lengths of edges in CSR that it was made from, or the adjacency of all points where some have no
+        mass; else None.
     """
 
     made: DistanceProvider

@@ -64,10 +64,9 @@ class Space(NamedTuple):
         return self.kind != "matrix" and not is_provider(self.data) and not is_graph(self.data)
 
     @property
-    def graph(self) -> Any:
-        """The graph (N, N) in CSR or the adjacency that the space was given as, else None."""
-        given = is_graph(self.data) or isinstance(self.data, AdjacencyDistances)
-        return self.data if given and self.kept is None else None
+    def edges(self) -> Any:
+        """The CSR graph (N, N) of edge lengths between all points that the space was given as, else None."""
+        return self.data if is_graph(self.data) and self.kept is None else None
 
     @property
     def symmetric(self) -> bool:

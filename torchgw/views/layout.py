@@ -120,10 +120,11 @@ def _aligned(result: Placed, which: int) -> Any:
     known = result.known[which]
     if known.points is not None:
         return _of_cloud(known.points)
-    if isinstance(known.graph, AdjacencyDistances):
-        return known.graph.to(torch.device("cpu"), torch.float64).compressed().matrix != 0
-    if known.graph is not None:
-        return known.graph
+    graph = known.among if known.graph is None and known.index is None else known.graph
+    if isinstance(graph, AdjacencyDistances):
+        return graph.compressed().matrix != 0
+    if is_graph(graph):
+        return graph
     if not bool(known.space.rows(torch.tensor([0])).any()):
         raise ValueError(
             f"a linear problem has no distances to lay points out by, so pass {name}= to say where they are"
