@@ -123,7 +123,7 @@ def test_the_layout_of_a_graph_has_a_minimum_of_its_stress(name: str) -> None:
     if len(graph) == 1:
         return
     assert stress(z, D) < 0.12
-    assert cdist(z, z)[~np.eye(len(D), dtype=bool)].min() > 0.1  # of an edge
+    assert cdist(z, z)[~np.eye(len(D), dtype=bool)].min() > 0.05  # of an edge
     rng = np.random.default_rng(0)
     assert all(stress(z + 0.05 * rng.normal(size=z.shape), D) > stress(z, D) for _ in range(5))
     if name == "path":
@@ -199,14 +199,23 @@ ALIGNED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
 @pytest.mark.parametrize("name", ALIGNED)
-def test_a_result_of_graphs_keeps_their_edges_and_copies_are_laid_out_alike(name: str) -> None:
+def test_a_result_of_graphs_keeps_their_edges(name: str) -> None:
     graph, more = ALIGNED[name]
     given = {side: mass / mass.sum() for side, mass in more.items() if side in "pq"}
     aligned = gw_align(graph, graph, init=np.arange(34), random_state=0, **more | given)
-    x, y = layout.both(aligned)
     edges = {tuple(sorted(pair)) for pair in GRAPHS["club"].edges()}
-    assert {tuple(pair) for pair in x.edges} == {tuple(pair) for pair in y.edges} == edges
-    kept = np.flatnonzero(np.asarray(aligned.argmax()) == np.arange(34))
-    assert len(kept) > 25
-    away = np.linalg.norm(x.points - y.points, axis=1)[kept]
-    assert np.median(away) < 0.1 * np.ptp(x.points)
+    for side in layout.both(aligned):
+        assert {tuple(pair) for pair in side.edges} == edges
+
+
+@pytest.mark.filterwarnings("ignore::torchgw.AmbiguityWarning")
+def test_matched_nodes_are_placed_alike() -> None:
+    unled = []
+    for seed in range(4):
+        order = np.random.default_rng(seed).permutation(34)
+        aligned = gw_align(CLUB, CLUB[order][:, order], distances="adjacency", init=np.argsort(order), random_state=0)
+        x, y = both(aligned)
+        match, extent = np.asarray(aligned.argmax()), np.ptp(x, axis=0).max()
+        assert np.median(np.linalg.norm(x - y[match], axis=1)) < 0.1 * extent
+        unled.append(np.median(np.linalg.norm(x - layout.side(aligned, 1).points[match], axis=1)) / extent)
+    assert max(unled) > 0.1  # where the plan does not lead, a layout may be turned over
