@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from scipy.sparse import csr_array
 
 from tests.problems import ROLL, ROLL_ANGLE, SPIRAL, SPIRAL_ANGLE, quietly
 from torchgw import (
@@ -178,7 +179,7 @@ def test_modes_are_arrows_along_which_matches_move() -> None:
     assert f"a mode, curvature {mode.eigenvalue:.2g}" in texts(plot.modes(turned, mode, ax=plane()))
     with pytest.raises(ValueError, match="mode must be of this result"):
         plot.modes(quietly(gw_align, circle, circle[:-1], epsilon=0.01), mode, ax=plane())
-    for arguments, match in (((-1,), "mode must be >= 0"), ((0, circle[:5]), "Y must have 40 rows")):
+    for arguments, match in (((-1,), "mode must be >= 0"), ((0, circle[:5]), "Y must have 40 points")):
         with pytest.raises(ValueError, match=match):
             plot.modes(turned, *arguments, ax=plane())
     sharp = quietly(gw_align, circle, circle, distances="euclidean", epsilon=0)
@@ -523,7 +524,7 @@ def test_results_of_every_kind_are_drawn(
     [
         (lambda r: plot.matching(r, colors=[1, 2]), r"colors must have shape \(N,\) = \(90,\).*got \(2,\)"),
         (lambda r: plot.matching(r, n_lines=-1), "n_lines must be >= 0"),
-        (lambda r: plot.matching(r, Y=ROLL[:5]), "Y must have 110 rows"),
+        (lambda r: plot.matching(r, Y=ROLL[:5]), "Y must have 110 points"),
         (lambda r: plot.matching(r, Y=UPRIGHT, ax=plane()), r'subplot_kw=\{"projection": "3d"\}'),
         (lambda r: plot.transfer(r, np.full(90, np.nan)), "values must be known for at least one point, got 90"),
         (lambda r: plot.plan(r, np.full(90, None)), "rows must have a label for at least one point, got 90"),
@@ -577,3 +578,67 @@ def test_a_result_from_a_file_asks_what_to_sort_by(result: GWResult, tmp_path: P
     kept = GWResult.load(tmp_path / "kept.npz")
     with pytest.raises(ValueError, match=r"rows=np.arange\(90.0\)"):
         plot.plan(kept)
+
+
+def octahedron() -> tuple[np.ndarray, np.ndarray]:
+    corners = np.concatenate((np.eye(3), -np.eye(3)))
+    return corners, np.array([[i, j, k] for i in (0, 3) for j in (1, 4) for k in (2, 5)])
+
+
+def of_names(names: list[Any] | None) -> GWResult:
+    points = np.random.default_rng(0).normal(size=(len(names or range(6)), 3))
+    return gw_align(points, points[::-1], names_x=names, names_y=names, distances="euclidean", random_state=0)
+
+
+def test_a_surface_has_the_colours_that_its_points_get() -> None:
+    mesh = octahedron()
+    aligned = gw_align(mesh[0], mesh[0], init=np.arange(6), random_state=0)
+    ax: Any = plot.transfer(aligned, np.arange(6.0), mesh, (mesh[0], mesh[1][::-1]), ax=solid())
+    one, other = (surface._facecolor3d for surface in ax.collections)
+    np.testing.assert_allclose(one, other[::-1])
+    assert len(np.unique(one, axis=0)) > 4
+    both: Any = plot.matching(aligned, mesh, mesh, n_lines=0, ax=solid())
+    np.testing.assert_allclose(*(surface._facecolor3d for surface in both.collections))
+    FigureCanvasAgg(both.get_figure()).draw()
+
+
+def test_graphs_are_drawn_with_their_edges() -> None:
+    graph = csr_array(np.eye(9, k=1) + np.eye(9, k=-1) + np.eye(9, k=4) + np.eye(9, k=-4))
+    aligned = gw_align(graph, graph, distances="adjacency", init=np.arange(9), random_state=0)
+    for draw, sides in (
+        (lambda: plot.matching(aligned, n_lines=0, ax=plane()), 2),
+        (lambda: plot.transfer(aligned, np.arange(9.0), ax=plane()), 2),
+        (lambda: plot.confidence(aligned, ax=plane()), 1),
+    ):
+        edges = [lines for lines in draw().collections if isinstance(lines, LineCollection)]
+        assert [len(lines.get_segments()) for lines in edges] == [13] * sides
+
+
+@pytest.mark.parametrize("count", [40, 41])
+def test_names_are_written_where_they_are_few(count: int) -> None:
+    names = [f"point ${i}$" for i in range(count)]
+    aligned = of_names(names)
+    written = {name.replace("$", r"\$") for name in names} if count == 40 else set()
+    for draw, sides in (
+        (lambda: plot.matching(aligned, ax=solid()), 2),
+        (lambda: plot.transfer(aligned, np.arange(count), ax=solid()), 2),
+        (lambda: plot.confidence(aligned, ax=solid()), 1),
+    ):
+        texts = [text.get_text().strip() for text in draw().texts]
+        assert len(texts) == sides * (1 + len(written))
+        assert written <= set(texts)
+    ax = plot.plan(aligned, ax=plane())
+    for axis in (ax.get_xticklabels(), ax.get_yticklabels()):
+        assert {text.get_text() for text in axis} == written
+    FigureCanvasAgg(ax.get_figure()).draw()  # type: ignore[arg-type]
+
+
+def test_the_axes_of_a_plan_name_the_points_of_its_cells() -> None:
+    aligned = of_names(list("abcdef"))
+    ax = plot.plan(aligned, ax=plane())
+    shares = np.asarray(ax.images[0].get_array())
+    down, across = ([text.get_text() for text in axis] for axis in (ax.get_yticklabels(), ax.get_xticklabels()))
+    order = [["abcdef".index(name) for name in side] for side in (down, across)]
+    np.testing.assert_allclose(shares, np.asarray(aligned.plan)[np.ix_(*order)], atol=1e-12)
+    assert down != list("abcdef") or across != list("abcdef")
+    assert not plot.plan(aligned, bins=3, ax=plane()).get_xticklabels()

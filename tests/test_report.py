@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, files_of_at_most, generator
+from tests.problems import ROLL, SPIRAL, SPIRAL_ANGLE, files_of_at_most, generator, quietly
 from torchgw import ConvergenceWarning, GWOptions, GWResult, IssuedWarning, LowRankOptions, Partial, cli, gw_align, plot
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
@@ -419,3 +420,63 @@ def test_a_full_disk_is_said_of_the_file_that_was_asked_for(
         write(result, out)
     assert caught.value.filename == str(out)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+@pytest.fixture(scope="module")
+def rings() -> GWResult:
+    """Two graphs with named nodes."""
+    graph = nx.relabel_nodes(nx.lollipop_graph(5, 4), {i: f"node {i}" for i in range(9)})
+    other = nx.Graph([(f"to <{u}>", f"to <{v}>") for u, v in list(graph.edges())[::-1]])
+    return quietly(gw_align, graph, other, distances="adjacency", random_state=0)
+
+
+@pytest.mark.parametrize("drawn", [5, 5000])
+def test_the_page_of_graphs_holds_names_and_edges_of_the_points_that_are_drawn(
+    drawn: int, rings: GWResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "N_DRAWN", drawn)
+    shown = contents.contents(rings)
+    graph = nx.lollipop_graph(5, 4)
+    for side, names in zip(shown["sides"], (rings.names_x, rings.names_y), strict=True):
+        assert names is not None
+        index = array(side["index"], "<i4")
+        assert side["names"] == [str(names[i]) for i in index]
+        found = {tuple(sorted(pair)) for pair in index[array(side["edges"], "<i4").reshape(-1, 2)].tolist()}
+        numbers = [int(re.sub(r"\D", "", str(name))) for name in names]
+        every = {tuple(sorted(map(numbers.index, pair))) for pair in graph.edges()}
+        assert found == {pair for pair in every if set(pair) <= set(index[: side["drawn"]].tolist())}
+        assert len(found) > 0
+
+
+def test_the_page_holds_where_other_basins_send_the_points_that_are_drawn(
+    result: GWResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = generator()
+    turned = tuple(
+        replace(result.basins[0], matching=torch.randperm(110, generator=draw)[:90], shift=torch.rand(90))
+        for _ in range(7)
+    )
+    monkeypatch.setattr(contents, "N_DRAWN", 40)
+    shown = contents.contents(replace(result, basins=(result.basins[0], *turned)))
+    source, target = (array(side["index"], "<i4") for side in shown["sides"])
+    assert [other["number"] for other in shown["others"]] == [2, 3, 4, 5, 6]
+    for other, basin in zip(shown["others"], turned, strict=False):
+        np.testing.assert_array_equal(target[array(other["matches"], "<i4")], basin.matching.numpy()[source[:40]])
+        np.testing.assert_array_equal(array(other["shifts"]), basin.shift.numpy()[source[:40]])
+    assert contents.contents(replace(result, basins=()))["others"] == []
+
+
+def test_a_mesh_has_the_edges_of_its_faces(result: GWResult) -> None:
+    faces = np.array([[0, 1, 2], [2, 1, 3]])
+    solid = np.column_stack((SPIRAL, np.zeros(90)))
+    side = contents.contents(result, (solid, faces))["sides"][0]
+    pairs = array(side["edges"], "<i4").reshape(-1, 2).tolist()
+    assert sorted(map(tuple, pairs)) == [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)]
+    assert side["names"] is None
+    assert side["caption"] == "its own coordinates"
+
+
+def test_graphs_and_their_layouts_are_told(rings: GWResult) -> None:
+    sides = contents.contents(rings, Y=nx.cycle_graph(9))["sides"]
+    assert [side["caption"] for side in sides] == ["a layout of its graph"] * 2
+    assert len(array(sides[1]["edges"], "<i4")) == 18

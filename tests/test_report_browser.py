@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL
-from torchgw import GWOptions, GWResult, gw_align
+from torchgw import GWOptions, GWResult, History, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 
 pytestmark = pytest.mark.browser
@@ -274,3 +274,45 @@ def test_without_webgl_flat_pictures_are_drawn(solved: dict[str, GWResult], tmp_
     page.point_at(1, 9)
     assert page.state("highlighted")["side"] == "target"
     page.window.close()
+
+
+def test_names_are_shown_looked_up_and_followed_to_where_other_matchings_send_a_point(
+    chromium: Any, result: GWResult, tmp_path: Path
+) -> None:
+    names = np.array([f"<b>{i}" for i in range(110)], dtype=object)
+    named = replace(result, names_x=names[:90], names_y=names[::-1])
+    named.report(tmp_path / "out.html")
+    page = opened(chromium, tmp_path / "out.html")
+    page.point_at(0, 7)
+    seen = page.state("highlighted")
+    assert page.window.text_content("#matches-title").startswith(f"source {names[seen['index']]}")
+    listed = page.window.locator("#matches-table tbody tr td:first-child button").all_text_contents()
+    assert listed == [names[::-1][match["index"]] for match in seen["matches"]]
+    assert not page.window.locator("#others-table").is_visible()
+    page.window.fill("#lookup-index", "<b>42")
+    assert page.state("highlighted")["index"] == 42
+    others = [int(basin.matching[42]) for basin in result.basins[1:6]]
+    assert len(others) > 0
+    assert page.state("highlighted")["others"] == others
+    assert page.window.locator("#others-table button").all_text_contents() == [names[::-1][j] for j in others]
+    page.window.fill("#lookup-index", "<b>")
+    assert "has the name <b>" in page.window.text_content("#message")
+    page.window.locator("#pairs-details summary").click()
+    rows = page.window.locator("#pairs tbody tr")
+    assert rows.count() == 90
+    assert rows.first.locator("td").all_text_contents()[:2] == [names[0], names[::-1][result.argmax()[0]]]
+    page.window.close()
+    assert not page.troubles
+
+
+def test_a_panel_without_content_is_left_out(chromium: Any, result: GWResult, tmp_path: Path) -> None:
+    linear = gw_align(None, None, cost=np.random.default_rng(0).random((20, 30)), alpha=0, random_state=0)
+    bare = replace(result, basins=(), history=History([], [], [], [], []), ladder=())
+    for solved, empty in ((linear, {"matchings"}), (bare, {"matchings", "history"})):
+        solved.report(tmp_path / "out.html", SPIRAL[: solved.shape[0]], ROLL[: solved.shape[1]])
+        page = opened(chromium, tmp_path / "out.html")
+        seen = {name for name in ("matchings", "history") if page.window.locator(f"#{name}-title").is_visible()}
+        assert seen == {"matchings", "history"} - empty
+        for panel in page.window.locator("[data-panel]").all():
+            assert panel.is_visible() == (panel.locator("[data-filled]").count() > 0)
+        page.window.close()

@@ -72,6 +72,19 @@ for row, count in enumerate(lost):
     print(f"{count:2d} of {len(friends)} friendships lost: {ours:.2f} of the members right; by rank {simple:.2f}")
 
 # %%
+# One such matching, drawn with the friendships. Distances alone were matched, so the graphs are passed to be drawn. The
+# copy is laid out from where the plan sends its members: lines that are not level are members that had to move.
+
+rng = np.random.default_rng(0)
+order, kept = rng.permutation(n), friends[rng.permutation(len(friends))[4:]]
+noisy = nx.Graph()
+noisy.add_nodes_from(order)
+noisy.add_edges_from(kept)
+found = align(D, steps(kept)[np.ix_(order, order)], epsilon=0)
+torchgw.plot.matching(found, G, noisy, colors=[G.nodes[i]["club"] for i in G])
+plt.show()
+
+# %%
 # Two clubs
 # ---------
 # A template of two nodes at distance one. Balanced transport has to make the clubs equally large, which they were;

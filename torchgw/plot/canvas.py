@@ -9,9 +9,10 @@ from matplotlib.axes import Axes
 from torchgw import validate
 from torchgw.results.result import GWResult
 
-MEDIUM, SMALL = 9, 8  # points
+MEDIUM, SMALL, TINY = 9, 8, 6  # points
 FRAMES = ("rectilinear", "3d")
 LONGEST = 24  # characters of a label
+FEW = 40  # points up to which names are written
 
 
 def checked(result: object) -> GWResult:
@@ -70,6 +71,11 @@ def short(name: str) -> str:
     if len(line) > LONGEST:
         line = f"{line[: LONGEST - 1 - half]}\u2026{line[-half:]}"
     return line.replace("$", r"\$")
+
+
+def few_names(names: Any) -> list[str]:
+    """Names (n,) of points as they are written beside them; nothing where there are none, or too many."""
+    return [] if names is None or len(names) > FEW else [short(str(name)) for name in names]
 
 
 def label(ax: Any, x: str, y: str, title: str = "") -> None:

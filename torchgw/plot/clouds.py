@@ -1,17 +1,21 @@
 """Clouds of points, and what a plan says on them: lines between matches, values that it carries, how sure it is.
 
-Clouds stay readable and small, whether they have a hundred points or a hundred thousand.
+Graphs are clouds with edges, and meshes are surfaces. Clouds stay readable and small, whether they have a hundred
+points or a hundred thousand.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgba
 from mpl_toolkits.mplot3d import proj3d  # type: ignore[import-untyped]
+from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection  # type: ignore[import-untyped]
 
 from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
@@ -22,19 +26,23 @@ from torchgw.results.result import GWResult
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
+from torchgw.views.layout import Layout
 from torchgw.views.matches import matches_of
 from torchgw.views.point_labels import Labels, Numbers
 
 ONE, TWO = (4.6, 3.4), (7.0, 3.4)  # inches of a figure of one cloud, and of two
-MOST = 20_000  # points that are drawn of a cloud
+MOST = 20_000  # points that are drawn of a cloud, and edges of a graph
 RASTER = 2_000  # points from which on they are one picture in a PDF
 GAP = 0.25  # between two clouds, in units of their extent
 LEAST_WIDTH = 0.7  # of a cloud, so that its caption fits
 MARGIN = 0.05
 ARROW = 0.15  # length of the longest
 CAPTION = 0.08  # height of a line
+NAME = 0.2  # width of the names at the right
 WIDTH = 5.0  # inches of Axes, below which points are smaller
 ELEVATION, AZIMUTH = 18, -78  # of the eye, in degrees
+LIGHT = np.array([0.3, -0.8, 0.52])  # where it comes from
+SHADE = 0.45  # brightness of faces along it
 FILLED = 0.97  # of the place of solid Axes
 END = 16.0  # area of a line's end, in square points
 FAINT, STRONG = 0.15, 0.8  # opacity of lines
@@ -62,10 +70,12 @@ def matching(
     Parameters
     ----------
     result : what `torchgw.gw_align` returned.
-    X, Y : points (N, d), (K, e) to draw, by default those aligned, see `torchgw.views.layout`; needed for a result that
-        was read from a file.
+    X, Y : what to draw, by default what was aligned; needed for a result that was read from a file. Points (N, d),
+        (K, e); graphs, SciPy sparse matrices or of networkx, which get edges and a layout; meshes, objects with
+        ``vertices`` and ``faces``, which get surfaces; or pairs of points and edges (m, 2) or faces (t, 3).
     colors : (N,) numbers or labels on the source, by which points and lines are coloured; by default the position along
-        the cloud's longest direction. Integers of at most 20 distinct values are labels.
+        the cloud's longest direction. Integers of at most 20 distinct values are labels. A target surface has the
+        colours that the plan carries there.
     n_lines : how many lines at most, evenly chosen along ``colors``.
     basin : which of ``result.basins`` the lines are of; 0 is the plan itself, 1 the best of those passed over.
     ax : where to draw; by default a new figure. It needs three dimensions where either cloud has them.
@@ -73,7 +83,8 @@ def matching(
     Returns
     -------
     The Axes. A line is the fainter, the smaller the share of its point's mass is that it stands for; points without
-    mass have none. At most 20000 points of a cloud are drawn, and the caption says so.
+    mass have none. A target graph is laid out near the nodes that it is matched with. Names are written where a side
+    has at most 40. At most 20000 points of a cloud are drawn, and the caption says so.
 
     Raises
     ------
@@ -89,22 +100,25 @@ def matching(
     basin = validate.integer("basin", basin, least=0, most=max(len(result.basins) - 1, 0))
     n, k = result.shape
     values = None if colors is None else point_labels.read("colors", colors, n, "N")
-    source, target, ax = _placed(result, X, Y, ax)
+    left, right, ax = _placed(result, X, Y, ax)
+    source, target = left.points, right.points
     along = Numbers(layout.principal(source, 1)[:, 0]) if values is None else values
     scale = colours.scale(along)
     rgba = scale.of(along)
     start, end, share = _lines(result, along, n_lines)
     if basin:
         end, share = result.basins[basin].matching.cpu().numpy()[start], np.ones(len(start))
-    some = layout.subset(n, MOST)
-    _scatter(ax, source[some], rgba[some])
-    _scatter(ax, target[np.setdiff1d(layout.subset(k, MOST), end)], colours.PALE)
+    _draw(ax, left, rgba, layout.subset(n, MOST))
+    pale = np.broadcast_to(to_rgba(colours.PALE), (k, 4))
+    if _is_surface(right):
+        pale = scale.of(point_labels.carried(in_blocks(result.coupling, "a plot"), along))
+    _draw(ax, right, pale, np.setdiff1d(layout.subset(k, MOST), end))
     if len(start):
         _scatter(ax, target[end], rgba[start], END, zorder=3)
         tint = rgba[start].copy()
         tint[:, 3] = FAINT + (STRONG - FAINT) * np.sqrt(share / share.max())
         _draw_lines(ax, np.stack((source[start], target[end]), axis=1), tint)
-    _finish(ax, source=source, target=target)
+    _finish(ax, (result.names_x, result.names_y), source=source, target=target)
     if values is not None:
         scale.explain(ax, missing=_any_missing(values))
     return ax
@@ -141,10 +155,9 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     source, target, ax = _placed(result, X, Y, ax)
     moved = point_labels.carried(in_blocks(result.coupling, "a plot"), given)
     scale = colours.scale(given)
-    for points, found in ((source, given), (target, moved)):
-        some = layout.subset(len(points), MOST)
-        _scatter(ax, points[some], scale.of(found)[some])
-    _finish(ax, source=source, target=target)
+    for space, found in ((source, given), (target, moved)):
+        _draw(ax, space, scale.of(found), layout.subset(len(space.points), MOST))
+    _finish(ax, (result.names_x, result.names_y), source=source.points, target=target.points)
     scale.explain(ax, missing=_any_missing(given))
     return ax
 
@@ -156,7 +169,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     Parameters
     ----------
     result : what `torchgw.gw_align` returned.
-    X : points (N, d) to draw, by default those aligned, see `torchgw.views.layout`.
+    X : what to draw of the source, as for `matching`.
     kind : "entropy", drawn as exp(entropy), the number of target points that a source point is effectively spread over;
         "margin" or "stability", from 0 to 1; see `Confidence`.
     ax : where to draw; by default a new figure. It needs three dimensions where the points have them.
@@ -182,16 +195,18 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
             "against, got 'stability'; align without init"
         )
     found = layout.side(result, 0, X)
-    ax = canvas.axes(ax, ONE, found.shape[1] == 3)
-    some = layout.subset(len(found), MOST)
+    ax = canvas.axes(ax, ONE, found.points.shape[1] == 3)
+    some = layout.subset(len(found.points), MOST)
     sure = confidence_values(result.confidence(some), kind)
     held = Numbers(np.exp(sure) if kind == "entropy" else sure)
     known = held.values[held.known]
     wide = kind == "entropy" and len(known) > 0 and bool(known.max() > WIDE * known.min())
     scale = colours.scale(held, log=wide, limits=None if kind == "entropy" else (0.0, 1.0))
-    points = _sized(found, 3 if canvas.is_solid(ax) else 2)
-    _scatter(ax, points[some], scale.of(held))
-    _finish(ax, source=points)
+    points = _sized(found.points, 3 if canvas.is_solid(ax) else 2)
+    rgba = np.zeros((len(points), 4))
+    rgba[some] = scale.of(held)
+    _draw(ax, replace(found, points=points), rgba, some)
+    _finish(ax, (result.names_x,), source=points)
     scale.explain(ax, KINDS[kind])
     return ax
 
@@ -207,7 +222,7 @@ def modes(
     result : what `torchgw.gw_align` returned, in this process and with an epsilon above zero.
     mode : one of ``torchgw.curvature(result).modes``, or its number: 0 is that of the smallest eigenvalue, along which
         the plan slides most easily.
-    Y : points (K, e) to draw, by default those aligned, see `torchgw.views.layout`.
+    Y : what to draw of the target, as for `matching`.
     n_arrows : how many at most, evenly chosen of the source points.
     ax : where to draw; by default a new figure. It needs three dimensions where the points have them.
 
@@ -234,8 +249,8 @@ def modes(
             f"mode must be of this result, whose plan is {result.shape}, got one of {chosen.hessian.respond.plan.shape}"
         )
     target = layout.side(result, 1, Y)
-    ax = canvas.axes(ax, ONE, target.shape[1] == 3)
-    points = _sized(target, 3 if canvas.is_solid(ax) else 2)
+    ax = canvas.axes(ax, ONE, target.points.shape[1] == 3)
+    points = _sized(target.points, 3 if canvas.is_solid(ax) else 2)
     rows = result.coupling.marginal(1).double()
     sent = result.coupling.apply(torch.from_numpy(points).to(rows), 1).cpu().numpy()
     mass = rows.cpu().numpy()
@@ -243,9 +258,10 @@ def modes(
     some = some[np.unique(np.linspace(0, len(some) - 1, min(n_arrows, len(some))).round().astype(int))]
     start, way = sent[some] / mass[some, None], chosen.carried(points)[some]
     way = way * (ARROW / (float(np.linalg.norm(way, axis=1).max()) or 1.0))
-    _scatter(ax, points[layout.subset(len(points), MOST)], colours.PALE)
+    pale = np.broadcast_to(to_rgba(colours.PALE), (len(points), 4))
+    _draw(ax, replace(target, points=points), pale, layout.subset(len(points), MOST))
     _draw_arrows(ax, start, way)
-    _finish(ax, beside=np.concatenate((start, start + way)), target=points)
+    _finish(ax, (result.names_y,), np.concatenate((start, start + way)), target=points)
     name = "a mode" if isinstance(mode, PlanMode) else f"mode {mode}"
     ax.set_title(f"{name}, curvature {chosen.eigenvalue:.2g}", fontsize=canvas.MEDIUM)
     return ax
@@ -273,13 +289,13 @@ def _read(given: Any, n: int) -> Numbers | Labels:
     return held
 
 
-def _placed(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Array, Array, Any]:
+def _placed(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Layout, Layout, Any]:
     """The two clouds as they are drawn, and the Axes."""
     x, y = layout.both(result, X, Y)
-    solid = max(x.shape[1], y.shape[1]) == 3
+    solid = max(x.points.shape[1], y.points.shape[1]) == 3
     ax = canvas.axes(ax, TWO, solid)
-    source, target = _side_by_side(x, y, canvas.is_solid(ax))
-    return source, target, ax
+    source, target = _side_by_side(x.points, y.points, canvas.is_solid(ax))
+    return replace(x, points=source), replace(y, points=target), ax
 
 
 def _any_missing(held: Numbers | Labels) -> bool:
@@ -295,13 +311,41 @@ def _lines(result: GWResult, along: Numbers | Labels, count: int) -> tuple[Array
     return chosen[kept], best.index[kept, 0], best.share[kept, 0]
 
 
-def _draw_lines(ax: Any, segments: Array, rgba: Array) -> None:
-    if canvas.is_solid(ax):
-        from mpl_toolkits.mplot3d.art3d import Line3DCollection  # type: ignore[import-untyped]
+def _is_surface(space: Layout) -> bool:
+    return len(space.faces) > 0 and len(space.points) <= MOST
 
-        ax.add_collection3d(Line3DCollection(segments, colors=rgba, linewidths=0.6, clip_on=False, zorder=2))
+
+def _draw(ax: Any, space: Layout, rgba: Array, some: Array) -> None:
+    """A cloud in colours (n, 4) of its points: a surface; or ``some`` of the points, and edges where all are drawn."""
+    if _is_surface(space):
+        many = len(space.points) > RASTER
+        corners = space.points[space.faces]
+        tint = rgba[space.faces[:, 0]]  # a mean of labels' colours would look like another label's
+        tint[:, :3] *= _brightness(corners)[:, None]
+        surface = Poly3DCollection(corners, facecolors=tint, linewidths=0, zorder=0.5)
+        surface.set(rasterized=many, clip_on=False, antialiased=False)
+        ax.add_collection3d(surface)
         return
-    ax.add_collection(LineCollection(list(segments), colors=rgba, linewidths=0.6, zorder=0.5), autolim=False)
+    if len(space.edges) and len(space.points) <= MOST:
+        drawn = space.edges[layout.subset(len(space.edges), MOST)]
+        _draw_lines(ax, space.points[drawn], colours.GREY, len(drawn) > RASTER)
+    _scatter(ax, space.points[some], rgba[some])
+
+
+def _brightness(corners: Array) -> Array:
+    """Of faces (t, 3, 3), whichever way round their corners are listed."""
+    normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    length = np.linalg.norm(normal, axis=1)
+    found: Array = SHADE + (1 - SHADE) * np.abs(normal @ LIGHT) / np.where(length > 0, length, 1.0)
+    return found
+
+
+def _draw_lines(ax: Any, segments: Array, rgba: Any, many: bool = False) -> None:
+    kept = {"colors": rgba, "linewidths": 0.6, "rasterized": many}
+    if canvas.is_solid(ax):
+        ax.add_collection3d(Line3DCollection(segments, clip_on=False, zorder=2, **kept))
+        return
+    ax.add_collection(LineCollection(list(segments), zorder=0.5, **kept), autolim=False)
 
 
 def _sized(points: Array, width: int) -> Array:
@@ -337,20 +381,23 @@ def _place(ax: Any) -> Array:
     return found
 
 
-def _finish(ax: Any, beside: Array | None = None, **clouds: Array) -> None:
-    """Above each cloud its name and how many of its points are drawn; equal units, and neither ticks nor frame. What
-    lies ``beside`` them, as tips of arrows, is in view, too."""
+def _finish(ax: Any, names: tuple[Any, ...], beside: Array | None = None, **clouds: Array) -> None:
+    """Above each cloud its name and how many of its points are drawn, and beside each of few points its own; equal
+    units, and neither ticks nor frame. What lies ``beside`` them, as tips of arrows, is in view, too."""
     every = np.concatenate([*clouds.values(), *(() if beside is None else (beside,))])
     low, high = every.min(0), every.max(0)
     top = high[-1] + CAPTION / 2
-    for side, points in clouds.items():
+    for (side, points), own in zip(clouds.items(), map(canvas.few_names, names), strict=True):
         n = len(points)
         at = (points.min(0) + points.max(0)) / 2
         at[1:-1] = points[:, 1:-1].max(0, initial=-np.inf)  # seen from above, what is at the back is highest
         at[-1] = top
         text = f"{side}\n{n} points" if n <= MOST else f"{side}\n{MOST} of {n}\npoints drawn"
         ax.text(*at, text, ha="center", va="bottom", fontsize=canvas.MEDIUM)
+        for place, name in zip(points, own, strict=False):
+            ax.text(*place, f" {name}", va="bottom", fontsize=canvas.TINY, zorder=4)
     high[-1] += 2.5 * CAPTION
+    high[0] += NAME if any(map(canvas.few_names, names)) else 0.0
     ax.set_axis_off()
     if canvas.is_solid(ax):
         _look_at(ax, low, high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ class Groups:
     axis : what its label says.
     names : of groups of labels, else None.
     numbers : (count + 1,) values at the edges of groups of sorted points, None where the axis has no ticks.
+    points : names of the points in the order of the axis, where each has a line of cells and they are few.
     """
 
     codes: Array
@@ -47,6 +48,7 @@ class Groups:
     axis: str
     names: tuple[str, ...] | None
     numbers: Array | None
+    points: tuple[str, ...] = ()
 
 
 @undisturbed
@@ -86,7 +88,7 @@ def plan(
     given = None if rows is None else _read("rows", rows, n, "N")
     other = None if columns is None else _read("columns", columns, k, "K")
     canvas.check_plane(ax)
-    down, across = _sides(result, given, other, bins)
+    down, across = map(_with_names, _sides(result, given, other, bins), (result.names_x, result.names_y))
     mass = group_mass(result.coupling, down.codes, down.count, across.codes, across.count)
     total = mass.sum(1, keepdims=True) if down.names else mass.sum()
     share = np.divide(mass, total, out=np.full_like(mass, np.nan), where=total > 0)
@@ -117,7 +119,7 @@ def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups
                 f"numbers to sort by; rows=np.arange({result.shape[0]}.0) is the order of the points"
             )
         sorted_rows = _sorted(
-            layout.principal(layout.side(result, 0), 1)[:, 0], bins, "along its longest direction", False
+            layout.principal(layout.side(result, 0).points, 1)[:, 0], bins, "along its longest direction", False
         )
         return sorted_rows, _following(result, sorted_rows, bins, 0)
     if rows is None:
@@ -125,6 +127,14 @@ def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups
         return _following(result, across, bins, 1), across
     down = _groups(rows, bins)
     return down, _following(result, down, bins, 0) if columns is None else _groups(columns, bins)
+
+
+def _with_names(groups: Groups, names: Any) -> Groups:
+    """The groups with the names of their points, where each is one point and they are few."""
+    few = canvas.few_names(names)
+    if not few or groups.count < len(few) or groups.names is not None or groups.numbers is not None:
+        return groups
+    return replace(groups, points=tuple(few[i] for i in np.argsort(groups.codes)))
 
 
 def _groups(held: Numbers | Labels, bins: int) -> Groups:
@@ -164,7 +174,7 @@ def _draw(ax: Any, share: Array, down: Groups, across: Groups) -> None:
     )
     canvas.label(ax, ", ".join(filter(None, ("target", across.axis))), ", ".join(filter(None, ("source", down.axis))))
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    _ticks(ax.xaxis, across, turned if across.names and max(map(len, across.names)) > 3 else {})
+    _ticks(ax.xaxis, across, turned if max(map(len, across.names or across.points), default=0) > 3 else {})
     _ticks(ax.yaxis, down, {})
     if confusion and max(share.shape) <= WRITTEN:
         _write(ax, share)
@@ -181,7 +191,7 @@ def _ticks(axis: Any, groups: Groups, how: dict[str, Any]) -> None:
         )
         return
     if groups.numbers is None:
-        axis.set_ticks([])
+        axis.set_ticks(range(len(groups.points)), groups.points, fontsize=canvas.TINY, **how)
         return
     at, numbers = _marks(groups.numbers)
     axis.set_ticks(at - 0.5, [f"{number:.3g}" for number in numbers], fontsize=canvas.SMALL)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.report import colourings, sentences, tables
@@ -20,7 +19,9 @@ from torchgw.views import layout
 from torchgw.views.matches import matches_of
 
 N_DRAWN = 5000
+N_EDGES = 20_000
 N_MATCHES = 5
+N_OTHERS = 5  # other basins whose matches are told
 FAR, HUGE = 100.0, 1e12  # times the extent that a cloud is from zero; extent
 
 
@@ -28,13 +29,17 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     """The data of the page of a result.
 
     At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
-    matches of each are kept with their coordinates, whether they are drawn or not.
+    matches of each, and those in `N_OTHERS` other basins, are kept with their coordinates, whether drawn or not.
     """
     coupling = in_blocks(result.coupling, "a report")
-    places = layout.both(result, X, Y)
+    drawn = layout.both(result, X, Y)
+    places = [side.points for side in drawn]
     chosen = tuple(layout.subset(n, N_DRAWN) for n in result.shape)
     found = tuple(matches_of(coupling, torch.from_numpy(chosen[at]), 1 - at, N_MATCHES) for at in (0, 1))
-    undrawn = [np.setdiff1d(found[1 - at].index, (-1, *chosen[at])) for at in (0, 1)]  # matches of what is drawn
+    others = [(at, basin) for at, basin in enumerate(result.basins) if 0 < at <= N_OTHERS]
+    elsewhere = [basin.matching.cpu().numpy()[chosen[0]] for _, basin in others]
+    matched = [found[1].index.ravel(), np.concatenate((found[0].index.ravel(), *elsewhere))]
+    undrawn = [np.setdiff1d(matched[at], (-1, *chosen[at])) for at in (0, 1)]  # matches of what is drawn
     kept = [np.concatenate(side) for side in zip(chosen, undrawn, strict=True)]
     colours = [] if labels is None else [colourings.given(labels, coupling)]
     colours.append(colourings.placed(places[0].astype(np.float64), coupling))
@@ -44,12 +49,14 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     sides = [
         {
             "name": ("source", "target")[at],
-            "caption": origin_of(result, at, (X, Y)[at]) + shown[at][1],
+            "caption": drawn[at].origin + shown[at][1],
             "size": result.shape[at],
             "drawn": len(chosen[at]),
             "dimension": places[at].shape[1],
             "index": packed(kept[at], "<i4"),
             "coordinates": packed(shown[at][0][kept[at]], "<f4"),
+            "names": names_of(result, at, kept[at]),
+            "edges": packed(positions(kept[at], edges_between(drawn[at], chosen[at])), "<i4"),
             "mass": packed(found[at].mass, "<f4"),
             "matches": packed(positions(kept[1 - at], found[at].index), "<i4"),
             "shares": packed(found[at].share, "<f4"),
@@ -71,11 +78,33 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
         "certain": certain,
         "uncertain": uncertain,
         "matchings": asdict(tables.matchings(result)),
+        "others": [
+            {
+                "number": at + 1,
+                "matches": packed(positions(kept[1], matching), "<i4"),
+                "shifts": packed(basin.shift.cpu().numpy()[chosen[0]], "<f4"),
+            }
+            for (at, basin), matching in zip(others, elsewhere, strict=True)
+        ],
         "resolutions": asdict(tables.resolutions(result)),
         "problem": asdict(tables.problem(result)),
         "options": asdict(tables.options(result)),
         "origin": asdict(tables.origin(result, coupling.device)),
     }
+
+
+def names_of(result: Reported, which: int, index: Array) -> list[str] | None:
+    """The names of some points, None where a side has none."""
+    names = (result.names_x, result.names_y)[which]
+    return None if names is None else [str(names[i]) for i in index]
+
+
+def edges_between(space: layout.Layout, drawn: Array) -> Array:
+    """The edges (m, 2) of a graph, or of the faces of a mesh, between points that are drawn; at most `N_EDGES`."""
+    sides = [space.faces[:, pair] for pair in ((0, 1), (1, 2), (0, 2))]
+    every = np.unique(np.sort(np.concatenate((space.edges, *sides)), axis=1), axis=0)
+    both = every[np.isin(every, drawn).all(1)]
+    return both[layout.subset(len(both), N_EDGES)]
 
 
 def near_zero(places: Array) -> tuple[Array, str]:
@@ -96,17 +125,6 @@ def positions(kept: Array, index: Array) -> Array:
     order = np.argsort(kept)
     found: Array = order[np.searchsorted(kept, index, sorter=order).clip(max=len(kept) - 1)]
     return np.where(index < 0, -1, found)
-
-
-def origin_of(result: Reported, which: int, points: Any) -> str:
-    """Where the coordinates of a side come from."""
-    if points is None and result.known is not None and result.known[which].points is None:
-        return "two coordinates whose distances resemble those that were given"
-    known = None if result.known is None else result.known[which].points
-    dimension = validate.points("XY"[which], known if points is None else points).shape[1]
-    if dimension > layout.MOST:
-        return f"two principal components of {dimension} coordinates"
-    return "its own coordinates"
 
 
 def coloured(colouring: colourings.Colouring, kept: list[Array]) -> dict[str, Any]:

@@ -30,6 +30,7 @@
       ...side,
       index,
       axes: [0, 1, 2].slice(0, side.dimension).map(axis),
+      edges: integers(side.edges),
       mass: floats(side.mass),
       matches: integers(side.matches),
       shares: floats(side.shares),
@@ -37,6 +38,9 @@
       flat: side.dimension === 2 || !hasWebGL,
     };
   });
+
+  const others = page.others.map((other) => ({ ...other, matches: integers(other.matches), shifts: floats(other.shifts) }));
+  const nameOf = (at, position) => (sides[at].names ? sides[at].names[position] : String(sides[at].index[position]));
 
   // ---- text and tables
 
@@ -48,12 +52,23 @@
     return made;
   }
 
+  // The element, which is about to get content. A panel in which nothing got any is left out, with its heading.
+  function filled(id) {
+    element(id).dataset.filled = "";
+    return element(id);
+  }
+
+  function leaveOutEmptyPanels() {
+    document.querySelectorAll("[data-panel]").forEach((panel) => { panel.hidden = !panel.querySelector("[data-filled]"); });
+  }
+
   function list(id, texts) {
-    texts.forEach((text) => add(element(id), "li", text));
+    texts.forEach((text) => add(filled(id), "li", text));
   }
 
   function table(id, { head, rows, marked }) {
-    const made = add(element(id), "table");
+    if (rows.length === 0) return;
+    const made = add(filled(id), "table");
     if (head.some((text) => text)) {
       const top = add(add(made, "thead"), "tr");
       head.forEach((text) => { add(top, "th", text).scope = "col"; });
@@ -72,15 +87,14 @@
     list("warnings", page.warnings);
     list("certain", page.certain);
     list("uncertain", page.uncertain);
-    element("matchings-section").hidden = page.matchings.rows.length === 0;
     table("matchings", page.matchings);
-    if (page.resolutions.rows.length) table("resolutions", page.resolutions);
+    table("resolutions", page.resolutions);
     table("problem", page.problem);
     table("options", page.options);
     table("origin", page.origin);
     const changed = page.options.rows.filter((_, at) => page.options.marked.includes(at));
     element("changed-text").textContent = changed.length ? "Options that differ from their defaults:" : "All options have their default values.";
-    if (changed.length) table("changed", { head: page.options.head, rows: changed, marked: [] });
+    table("changed", { head: page.options.head, rows: changed, marked: [] });
     sides.forEach((side, at) => {
       const caption = element(`caption-${at}`);
       add(caption, "strong", side.name);
@@ -205,6 +219,14 @@
       mode: "markers", ...(side.flat ? { x, y } : { x, y, z }), hoverinfo: "skip",
       marker: { size: size(side), color: colours(at), symbol: symbols(at), opacity: side.flat ? 0.9 : 1, line: { width: 0 } },
     };
+    const ends = (axis) => Array.from({ length: 1.5 * side.edges.length }, (_, i) =>
+      (i % 3 === 2 ? null : axis[side.edges[2 * Math.floor(i / 3) + (i % 3)]]));
+    const [left, right, deep] = side.axes.map(ends);
+    const edges = {
+      type: trace.type, mode: "lines", ...(side.flat ? { x: left, y: right } : { x: left, y: right, z: deep }),
+      hoverinfo: "skip", line: { color: "#9aa4ae", width: 1 },
+    };
+    const traces = side.edges.length ? [edges, trace] : [trace];
     const axis = { zeroline: false, gridcolor: "#e3e8ed", tickfont: { size: 10, color: "#57606a" }, title: { text: "" } };
     const layout = {
       font: FONT, showlegend: false, hovermode: false, dragmode: side.flat ? "pan" : "orbit",
@@ -224,12 +246,12 @@
     }
     const unwanted = ["select2d", "lasso2d", "toImage", "hoverClosest3d"];
     const config = { responsive: true, displaylogo: false, scrollZoom: true, modeBarButtonsToRemove: unwanted };
-    return Plotly.newPlot(element(`cloud-${at}`), [trace], layout, config);
+    return Plotly.newPlot(element(`cloud-${at}`), traces, layout, config);
   }
 
   function recolour() {
     legend();
-    sides.forEach((_, at) => Plotly.restyle(`cloud-${at}`, { "marker.color": [colours(at)], "marker.symbol": [symbols(at)] }, [0]));
+    sides.forEach((_, at) => Plotly.restyle(`cloud-${at}`, { "marker.color": [colours(at)], "marker.symbol": [symbols(at)] }, [sides[at].edges.length ? 1 : 0]));
     if (state.highlighted) tell(...now);
   }
 
@@ -308,9 +330,10 @@
     layer.dataset.key = key;
     layer.setAttribute("style", `left:${left}px;top:${top}px;width:${width}px;height:${height}px`);
     layer.replaceChildren();
-    for (const { position, radius, text } of lights[at]) {
+    for (const { position, radius, text, other } of lights[at]) {
       const [x, y] = place(position);
       const circle = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+      if (other) circle.setAttribute("class", "other");
       for (const [name, value] of Object.entries({ cx: x - left, cy: y - top, r: radius })) circle.setAttribute(name, value);
       layer.append(circle);
       if (!text) continue;
@@ -337,16 +360,19 @@
     const found = matchesOf(at, position);
     const most = Math.max(...found.map((match) => match.share));
     now = [at, position, found];
-    lights[at] = [{ position, radius: 7, text: `${side.name} ${side.index[position]}` }];
+    lights[at] = [{ position, radius: 7, text: `${side.name} ${nameOf(at, position)}` }];
     lights[1 - at] = found.map((match) => ({ position: match.position, radius: 3 + 5 * Math.sqrt(match.share / most) })).reverse();
+    const sent = at === 0 && pin && found.length ? others.map((other) => ({ ...other, position: other.matches[position], shift: other.shifts[position] })) : [];
+    lights[1 - at].push(...sent.map((other) => ({ position: other.position, radius: 9, other: true })));
     shine(at);
     shine(1 - at);
     state.pinned = pin;
-    state.highlighted = { side: side.name, index: side.index[position], matches: found.map(({ index, share }) => ({ index, share })) };
+    state.highlighted = { side: side.name, index: side.index[position], matches: found.map(({ index, share }) => ({ index, share })), others: sent.map(({ position: to }) => sides[1].index[to]) };
     element("unpin").hidden = !pin;
     element("matches").setAttribute("aria-live", pin ? "polite" : "off");  // not at every move of the pointer
     element("message").textContent = "";
     tell(at, position, found);
+    tellOthers(sent);
   }
 
   function release() {
@@ -391,7 +417,7 @@
   function tell(at, position, found) {
     const [side, other] = [sides[at], sides[1 - at]];
     const label = described(at, position);
-    element("matches-title").textContent = `${side.name} ${side.index[position]}${label ? `: ${label}` : ""}`;
+    element("matches-title").textContent = `${side.name} ${nameOf(at, position)}${label ? `: ${label}` : ""}`;
     const body = element("matches-table").tBodies[0];
     body.replaceChildren();
     element("matches-table").hidden = found.length === 0;
@@ -399,9 +425,7 @@
     found.forEach((match) => {
       const line = add(body, "tr");
       const first = add(line, "td");
-      const drawn = match.position < other.drawn;
-      const name = add(first, drawn ? "button" : "span", String(match.index));
-      if (drawn) name.addEventListener("click", () => choose(1 - at, match.position, true));
+      link(first, 1 - at, match.position);
       const known = described(1 - at, match.position);
       if (known) add(first, "span", known, "known");
       const second = add(line, "td", percent(match.share));
@@ -414,19 +438,54 @@
     element("matches-rest").textContent = found.length && rest > 5e-4 ? `${percent(rest)} on other points` : "";
   }
 
+  // The name of a point, to go on to it where it is drawn.
+  function link(parent, at, position) {
+    const drawn = position < sides[at].drawn;
+    const name = add(parent, drawn ? "button" : "span", nameOf(at, position));
+    if (drawn) name.addEventListener("click", () => choose(at, position, true));
+  }
+
+  // Where other matchings that the search found send a source point.
+  function tellOthers(sent) {
+    const body = element("others-table").tBodies[0];
+    body.replaceChildren();
+    element("others-table").hidden = sent.length === 0;
+    sent.forEach(({ number, position, shift }) => {
+      const line = add(body, "tr");
+      add(line, "td", String(number));
+      const cell = add(line, "td");
+      link(cell, 1, position);
+      add(cell, "span", percent(shift), "known");
+    });
+  }
+
+  // A row for each source point that is drawn.
+  function pairs() {
+    const rows = Array.from({ length: sides[0].drawn }, (_, position) => {
+      const [best, next] = matchesOf(0, position);
+      if (!best) return [nameOf(0, position), "", "", "", "", ""];
+      const back = best.position < sides[1].drawn ? matchesOf(1, best.position)[0] : null;
+      const second = next ? [nameOf(1, next.position), percent(next.share)] : ["", ""];
+      return [nameOf(0, position), nameOf(1, best.position), percent(best.share), ...second, back ? (back.position === position ? "yes" : "no") : ""];
+    });
+    table("pairs", { head: ["source", "target", "share", "runner-up", "its share", "mutual"], rows, marked: [] });
+  }
+
   function lookUp() {
     const text = element("lookup-index").value;
     if (text === "") return;
     const [at, index] = [Number(element("lookup-side").value), Number(text)];
     const side = sides[at];
-    const position = side.position.get(index);
+    const named = side.names ? side.names.indexOf(text) : -1;
+    const position = named >= 0 ? named : side.position.get(index);
     if (position !== undefined && position < side.drawn) {
       choose(at, position, true);
       return;
     }
-    const known = Number.isInteger(index) && index >= 0 && index < side.size;
-    element("message").textContent = known
-      ? `${side.name} ${index} is not among the points that are drawn`
+    const known = named >= 0 || (Number.isInteger(index) && index >= 0 && index < side.size);
+    element("message").textContent = !known && side.names
+      ? `no ${side.name} point that is drawn has the name ${text}` : known
+      ? `${side.name} ${text} is not among the points that are drawn`
       : `${side.name} points go from 0 to ${side.size - 1}`;
   }
 
@@ -447,7 +506,8 @@
       line: { color: "#0072b2", width: 1.5 }, marker: { size: 5 }, hovertemplate: "%{y:.4g}<br>%{text}<extra></extra>",
     };
     const axis = { zeroline: false, gridcolor: "#e3e8ed", automargin: true };
-    const known = values.filter((value) => value > 0);
+    const known = values.filter((value) => (log ? value > 0 : value !== null));
+    if (known.length === 0) return null;
     const decades = Math.log10(Math.max(...known) / Math.min(...known));
     const told = values.filter((value) => value !== null);
     const middle = (Math.max(...told) + Math.min(...told)) / 2;
@@ -459,16 +519,11 @@
       xaxis: { ...axis, title: { text: "check", standoff: 6 }, tickformat: "d", dtick: Math.ceil(iteration.length / 10) },
       yaxis: { ...axis, ...scale },
     };
-    return Plotly.newPlot(element(id), [trace], layout, { responsive: true, displayModeBar: false });
+    return Plotly.newPlot(filled(id), [trace], layout, { responsive: true, displayModeBar: false });
   }
 
   function histories() {
-    const { iteration, cost, marginal_error: error } = page.history;
-    if (iteration.length === 0) {
-      document.querySelectorAll("#history-section figure").forEach((figure) => { figure.hidden = true; });
-      element("history-section").hidden = page.resolutions.rows.length === 0;
-      return [];
-    }
+    const { cost, marginal_error: error } = page.history;
     return [chart("history-cost", cost, false), chart("history-error", error, true)];
   }
 
@@ -485,6 +540,8 @@
   });
   element("lookup").addEventListener("submit", (event) => { event.preventDefault(); lookUp(); });
   element("lookup").addEventListener("input", lookUp);
+  if (sides.some((side) => side.names)) Object.assign(element("lookup-index"), { type: "text", placeholder: "name or index" });
+  element("pairs-details").addEventListener("toggle", pairs, { once: true });
   element("unpin").addEventListener("click", release);
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") release(); });
   legend();
@@ -493,7 +550,9 @@
     const [x, y] = view(at).place(sides[at].position.get(index));
     return [left + x, top + y];
   };
-  Promise.all([draw(0), draw(1), ...histories()]).then(() => {
+  const drawings = [draw(0), draw(1), ...histories()];
+  leaveOutEmptyPanels();
+  Promise.all(drawings).then(() => {
     [0, 1].forEach(listen);
     follow();
     state.ready = true;

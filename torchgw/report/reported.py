@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from numpy import object_
+from numpy.typing import NDArray
+
 from torchgw.diagnostics.evidence import Confidence, EpsilonStep, Rung
 from torchgw.diagnostics.status import History
 from torchgw.diagnostics.verdict import Judged, Verdict
@@ -17,6 +20,10 @@ class Reported(Judged, Placed, Protocol):
 
     @property
     def coupling(self) -> Coupling: ...
+    @property
+    def names_x(self) -> NDArray[object_] | None: ...
+    @property
+    def names_y(self) -> NDArray[object_] | None: ...
     @property
     def value_exact(self) -> bool: ...
     @property

@@ -12,6 +12,7 @@ from torchgw.gradients.differentiable import AmongAll
 from torchgw.kernels.sums import scatter
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
+from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 
@@ -53,4 +54,5 @@ def _report(report: GraphReport | None, index: Tensor) -> GraphReport | None:
 def _all_known(known: KnownPoints, support: Support, side: int) -> KnownPoints:
     space = support.spaces[side]
     points = None if known.points is None else space.data
-    return replace(known, points=points, index=support.sides[side], size=support.shape[side])
+    graph = space.data if isinstance(space.data, AdjacencyDistances) else space.edges
+    return replace(known, points=points, index=support.sides[side], size=support.shape[side], graph=graph)

@@ -511,9 +511,9 @@ class GWResult(Softened):
         Parameters
         ----------
         path : an .html file, or one without a suffix, written whole or not at all.
-        X, Y : points (N, d) and (K, e) to draw, if not those that were aligned; needed for results from files. Two or
-            three coordinates are drawn as they are, of others two principal components; spaces of distances get a
-            layout.
+        X, Y : what to draw, if not what was aligned; needed for results from files. Points with two or three
+            coordinates are drawn as they are, of others two principal components; spaces of distances get a layout, and
+            graphs theirs with edges. Graphs and meshes as in `torchgw.plot.matching`.
         labels : (N,) of the source, which colour it and, through the plan, the target. Real numbers are values; others,
             and integers of up to twenty kinds, are labels. By default colours follow two coordinates.
 
@@ -582,7 +582,7 @@ def passed_over(request: Request) -> str:
 def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[KnownPoints, KnownPoints]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        KnownPoints(space, None if not one.points else one.data, report.k if report else 1)
+        KnownPoints(space, None if not one.points else one.data, report.k if report else 1, graph=one.edges)
         for one, space, report in zip(given, made, graphs, strict=True)
     )
     return x, y

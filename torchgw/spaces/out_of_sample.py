@@ -82,6 +82,8 @@ class KnownPoints:
     k : neighbours that join a new point to the graph.
     index : (n,) the points with mass; None for all. In ``space`` the others are where the first of these is.
     size : N; None for n.
+    graph : (N, N) the lengths of edges in CSR that it was made from, or the adjacency of all points where some have no
+        mass; else None.
     """
 
     made: DistanceProvider
@@ -89,6 +91,7 @@ class KnownPoints:
     k: int
     index: Tensor | None = None
     size: int | None = None
+    graph: Any = None
 
     @cached_property
     def among(self) -> DistanceProvider:

@@ -64,6 +64,11 @@ class Space(NamedTuple):
         return self.kind != "matrix" and not is_provider(self.data) and not is_graph(self.data)
 
     @property
+    def edges(self) -> Any:
+        """The CSR graph (N, N) of edge lengths between all points that the space was given as, else None."""
+        return self.data if is_graph(self.data) and self.kept is None else None
+
+    @property
     def symmetric(self) -> bool:
         """Whether distances are the same in both directions."""
         return is_symmetric(self.data)
