@@ -304,7 +304,7 @@ def test_features_go_to_the_points_of_their_name(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("files", "titles", "message"),
     [
-        (("x.npy", "y.npy"), ["id"], "once for one or two tables, or twice"),
+        (("x.npy", "y.npy"), ["id"], "--index-col is for tables (.csv, .tsv), got "),
         (("x.csv", "y.npy"), ["id", "id"], "got it 2 times"),
         (("x.csv", "y.csv"), ["id", "id", "id"], "got it 3 times"),
     ],

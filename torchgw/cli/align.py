@@ -58,8 +58,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--labels, --use-rep and --keep-plan need an .h5ad output, got {arguments.output}")
     if cells and (arguments.index_col is not None or arguments.edges):
         raise ValueError("--index-col and --edges are for tables; the names of cells are those of obs")
-    if arguments.edges and (arguments.index_col is not None or not DELIMITERS.keys() & {file.suffix for file in files}):
-        raise ValueError("--edges is for tables without --index-col, whose first two columns name the nodes")
+    check_tables(files, arguments.index_col, arguments.edges)
     if cells and arguments.checkpoint is not None:
         raise ValueError(
             "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
@@ -157,12 +156,21 @@ def beside(arguments: argparse.Namespace, limit: int, names: Names) -> dict[str,
     }
 
 
+def check_tables(files: Sequence[Path], index: str | list[str] | None, edges: bool) -> None:
+    """Refuse options of tables where there is no table, and edges in tables of points."""
+    tables = any(file.suffix in DELIMITERS for file in files)
+    if edges and (index is not None or not tables):
+        raise ValueError("--edges is for tables without --index-col, whose first two columns name the nodes")
+    if index is not None and not tables:
+        raise ValueError(f"--index-col is for tables ({', '.join(DELIMITERS)}), got {', '.join(map(str, files[:3]))}")
+
+
 def _index_columns(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     """The title of the column of names in each of both files; one title is for all tables."""
     titles, tables = arguments.index_col, [arguments.source.suffix in DELIMITERS, arguments.target.suffix in DELIMITERS]
     if titles is None:
         return None, None
-    if len(titles) > 2 or not (all(tables) if len(titles) == 2 else any(tables)):
+    if len(titles) > 2 or (len(titles) == 2 and not all(tables)):
         wanted = "once for one or two tables, or twice, for the source's and the target's"
         raise ValueError(
             f"--index-col must be given {wanted} (.csv, .tsv), got it {len(titles)} times for {arguments.source} and "

@@ -252,7 +252,7 @@ def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
         if _is_index(title) and as_number(cell) is not None:
             called = f"is called {title.strip()}" if title.strip() else "has no name"
             raise ValueError(
-                f"column {place + 1} {called} and holds numbers, like an index: `torchgw align --index-col "
+                f"column {place + 1} {called} and holds numbers, like an index: `--index-col "
                 f"{shlex.quote(title.strip())}` takes it for names of the points; leave it out of the file "
                 f"{WITHOUT_INDEX}, or rename it if it is a coordinate"
             )
