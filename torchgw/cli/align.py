@@ -16,7 +16,17 @@ import numpy as np
 
 from torchgw import report
 from torchgw.align import begun_by_ranks, gw_align, resume
-from torchgw.cli.input import DELIMITERS, WITHOUT_INDEX, Named, as_number, mapped, read_cells, read_named, read_space
+from torchgw.cli.input import (
+    DELIMITERS,
+    WITHOUT_INDEX,
+    Named,
+    as_number,
+    mapped,
+    names_of_cells,
+    read_cells,
+    read_named,
+    read_space,
+)
 from torchgw.cli.output import as_cell, check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
@@ -185,6 +195,8 @@ def space_of(name: str, path: Path, limit: int, index: str | None = None, edges:
     if among_ranks() and path.suffix == ".npy":
         return mapped(name, path), None
     found, names = read_named(name, path, limit, index=index, edges=edges)
+    if path.suffix == ".h5ad":
+        return found, names_of_cells(name, path, limit)
     if (
         path.suffix in DELIMITERS
         and isinstance(found, np.ndarray)

@@ -19,7 +19,8 @@ from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.request.names import find_fault
-from torchgw.types import Array
+from torchgw.runtime.caller import warn_caller
+from torchgw.types import Array, TorchGWWarning
 
 Named: TypeAlias = "tuple[Any, list[str] | None]"
 
@@ -351,6 +352,26 @@ def _read_h5ad(path: Path, limit: int) -> Array:
         if isinstance(cells, h5py.Group):
             return _read_sparse_cells(cells, what, limit)
         return guards.read_dataset(cells, what, limit)
+
+
+def names_of_cells(name: str, path: Path, limit: int) -> list[str] | None:
+    """The names of the cells in an .h5ad file; None where they only count them, or are not unique."""
+    with guards.untrusted(name, path, ".h5ad"):
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            obs = guards.member_of(file, "obs")
+            if not isinstance(obs, h5py.Group):
+                return None
+            title = "_index" if guards.member_of(obs, "_index") is not None else _attribute(obs, "_index", ())
+            found = guards.member_of(obs, title) if isinstance(title, str) else None
+            if isinstance(found, h5py.Group):  # texts of which some may be missing
+                found = guards.member_of(found, "values")
+            names: list[str] = guards.read_texts(found, "obs_names", limit).tolist()
+    if fault := find_fault(names):
+        warn_caller(f"the cells of {path} are matched without names, which are not unique: {fault}", TorchGWWarning)
+        return None
+    return None if names == [str(at) for at in range(len(names))] else names
 
 
 def _read_sparse_cells(group: Any, what: str, limit: int) -> Array:
