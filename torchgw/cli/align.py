@@ -23,9 +23,9 @@ from torchgw.cli.input import (
     as_number,
     mapped,
     names_of_cells,
-    read_cells,
     read_named,
     read_space,
+    read_table,
 )
 from torchgw.cli.output import as_cell, check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
@@ -251,18 +251,18 @@ def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervis
 
 
 def _pairs_of_table(path: Path, limit: int, names: Names) -> Supervision:
-    rows = read_cells("--pairs", path, limit)
-    if any(len(cells) < 2 for _, cells in rows):
+    lines, rows = read_table("--pairs", path, limit)
+    if len(rows[0]) < 2:
         raise ValueError(f"--pairs must be a table with two columns, points of source and target, got {path}")
-    places = [_places(side, [cells[which].strip() for _, cells in rows]) for which, side in enumerate(names)]
-    header = bool(rows) and all(side[0] is None for side in places)
+    places = [_places(side, [cells[which] for cells in rows]) for which, side in enumerate(names)]
+    header = all(side[0] is None for side in places)
     for which, side in enumerate(places):
         if None in side[header:]:
-            line, cells = rows[side.index(None, header)]
+            at = side.index(None, header)
             wanted = "row numbers, counted from 0" if names[which] is None else "names of points, or rows from 0"
             raise ValueError(
-                f"--pairs must hold {wanted}, of the {('source', 'target')[which]}, got {cells[which][:40]!r} on line "
-                f"{line} of {path}"
+                f"--pairs must hold {wanted}, of the {('source', 'target')[which]}, got {rows[at][which][:40]!r} on "
+                f"line {lines[at]} of {path}"
             )
     if not rows[header:]:
         raise ValueError(f"--pairs must hold pairs of points, got none in {path}")

@@ -265,36 +265,27 @@ def _is_name(cell: str) -> bool:
     return as_number(cell) is None and any(map(str.isalpha, cell))
 
 
-def read_cells(name: str, path: Path, max_memory: int) -> list[tuple[int, list[str]]]:
-    """The cells of a table as texts, with the numbers of their lines."""
-    found, size = list[tuple[int, list[str]]](), 0
-    with guards.untrusted(name, path, *DELIMITERS):
-        for line, cells in _rows(path, max_memory):
-            size += sum(map(len, cells))
-            guards.fits("it", size, max_memory)
-            found.append((line, cells))
-    return found
-
-
-def read_table(name: str, path: Path, limit: int) -> list[list[str]]:
-    """The cells of a .csv or .tsv file as text, without the spaces around them: lines of equal length, at least one.
+def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[str]]]:
+    """The numbers of the lines of a .csv or .tsv file, at least one, and their cells as text, equally many in each.
 
     Raises
     ------
     ValueError
         Naming the file and what is wrong with it, in one line.
     """
-    with guards.untrusted(name, path, ".csv", ".tsv"):
+    with guards.untrusted(name, path, *DELIMITERS):
         guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
-        rows = [[cell.strip() for cell in cells] for _, cells in _rows(path, limit)]
+        lines, rows = list[int](), list[list[str]]()
+        for line, cells in _rows(path, limit):
+            lines.append(line)
+            rows.append([cell.strip() for cell in cells])
+            if len(cells) != len(rows[0]):
+                raise ValueError(
+                    f"it must hold lines of equal length, got {len(rows[0])} and, on line {line}, {len(cells)}"
+                )
         if not rows:
             raise ValueError("it holds no lines")
-        for at, row in enumerate(rows):
-            if len(row) != len(rows[0]):
-                raise ValueError(
-                    f"it must hold lines of equal length, got {len(rows[0])} and, as number {at + 1}, {len(row)}"
-                )
-        return rows
+        return lines, rows
 
 
 def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
