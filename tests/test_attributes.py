@@ -216,3 +216,30 @@ def test_cells_are_aligned_by_columns_of_obs() -> None:
     np.testing.assert_allclose(np.asarray(found.plan), np.asarray(plain.plan), atol=1e-6)
     with pytest.raises(ValueError, match=r"cost must name a column of a\.obs, got 'day'; it has 'kind'"):
         torchgw.anndata.align(a, b, cost="day", **common)
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, pd.Categorical])
+@pytest.mark.parametrize("way", ["push", "pull"])
+def test_labels_travel_where_most_of_their_mass_goes(kind: Any, way: str) -> None:
+    """As the shares of one-hot rows say; points without mass, and those that labelled ones send none, get none."""
+    p = np.r_[0.0, np.ones(N - 1)] / (N - 1)
+    result = aligned(*ARRAYS, distances="euclidean", p=p)
+    names = [*(KIND_X if way == "push" else KIND_Y)]
+    names[2] = None
+    known = [name for name in dict.fromkeys(names) if name is not None]
+    shares = getattr(result, way)(np.array(names, dtype=object)[:, None] == np.array(known, dtype=object))
+    expected = [None if np.isnan(row).any() else known[row.argmax()] for row in shares]
+    assert getattr(result, way)(kind(names)).tolist() == expected
+    assert (None in expected) == (way == "pull")
+
+
+@pytest.mark.parametrize("values", [[None] * N, [1.0, "a"] * 6, [b"a"] * N, list("ab")])
+def test_what_is_neither_numbers_nor_labels_does_not_travel(values: list[Any]) -> None:
+    result = aligned(*ARRAYS, distances="euclidean")
+    with pytest.raises((TypeError, ValueError), match=r"V must h(old real numbers, or labels|ave shape \(12,\))"):
+        result.push(np.array(values, dtype=object))
+
+
+def test_columns_of_texts_among_coordinates_are_named() -> None:
+    with pytest.raises(TypeError, match=r"or leave out 'kind', 'other', which cost= or labels= compare by name"):
+        gw_align(*TABLES, distances="euclidean")

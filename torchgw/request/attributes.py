@@ -19,7 +19,6 @@ from torchgw import validate
 from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.supervision import UNLABELLED, Supervision
 from torchgw.types import Array, is_table
-from torchgw.views.point_labels import is_missing
 
 LISTED = 5  # points or attributes in an error
 SPACES = ("X", "Y")
@@ -174,7 +173,9 @@ def _is_number(column: Any) -> bool:
 def _column(space: str, title: str, values: Iterable[Any], called: Sequence[Any]) -> Array:
     """Numbers (N,), or (N, d) where each value is a vector; texts and categories (N,) as objects."""
     listed = [value.tolist() if isinstance(value, np.ndarray | Tensor) else value for value in values]
-    missing = [called[i] for i, value in enumerate(listed) if not isinstance(value, list) and is_missing(value)]
+    missing = [
+        called[i] for i, value in enumerate(listed) if not isinstance(value, list) and validate.is_missing(value)
+    ]
     if missing:
         raise ValueError(
             f"cost features must be there for each point of {space}, got none in {title} for {len(missing)} of "
@@ -210,7 +211,7 @@ def _labels(given: tuple[Any, Any], points: tuple[Any, Any], spaces: tuple[str, 
     codes, _ = _codes(sides)
     shared = np.intersect1d(*(side[side != UNLABELLED] for side in codes))
     if not len(shared):
-        some = [next((value for value in side if not is_missing(value)), None) for side in sides]
+        some = [next((value for value in side if not validate.is_missing(value)), None) for side in sides]
         raise ValueError(
             f"supervision.labels must have labels in common, got such as {some[0]!r} for {spaces[0]} and {some[1]!r} "
             f"for {spaces[1]}; with none in common, no pair of labelled points may match"
@@ -225,7 +226,7 @@ def _codes(sides: Sequence[Iterable[Any]]) -> tuple[tuple[Array, Array], int]:
     x, y = (
         np.array(
             [
-                UNLABELLED if is_missing(value) or value == UNLABELLED else place.setdefault(value, len(place))
+                UNLABELLED if validate.is_missing(value) or value == UNLABELLED else place.setdefault(value, len(place))
                 for value in side
             ],
             dtype=np.int64,
