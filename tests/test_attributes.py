@@ -135,6 +135,7 @@ def test_columns_that_are_named_are_no_coordinates() -> None:
     assert [*y.columns] == ["u", "v"]
     assert coordinates(GRAPHS, "kind", None) == GRAPHS
     assert coordinates(TABLES, None, None) == TABLES
+    assert coordinates(TABLES, None, Supervision(labels=(["u"] * N, ["u"] * K))) == TABLES
 
 
 LACKING = graph(*SIDES[1])

@@ -55,10 +55,12 @@ def in_numbers(
 
 def coordinates(points: tuple[Any, Any], cost: Any, supervision: Supervision | None) -> tuple[Any, Any]:
     """Both spaces; tables without the columns that a cost or labels name."""
-    given = [each for each in (_sides(cost), _pair_of_labels(supervision)) if each is not None]
+    features, labels = _sides(cost), _pair_of_labels(supervision)
     found = list[Any]()
     for side, table in enumerate(points):
-        names = {name for each in given for name in _names(each[side]) or ()}
+        names = set() if features is None else {*(_names(features[side]) or ())}
+        if labels is not None and isinstance(labels[side], str):  # a list of texts has the labels themselves
+            names.add(labels[side])
         if names and is_table(table):
             table = table[[column for column in table.columns if column not in names]]
         found.append(table)
