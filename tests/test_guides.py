@@ -210,6 +210,7 @@ def test_the_commands_of_the_guides_run(page: str) -> None:
     for name, points in (("source", SPIRAL), ("target", ROLL)):
         np.save(f"{name}.npy", points)
         np.savetxt(f"{name}.csv", points, delimiter=",")
+    np.save("more.npy", SPIRAL[::2])
     Path("pairs.csv").write_text("5,6\n")
     for name in ("mouse", "human"):
         Path(f"{name}.csv").write_text("".join(f"gene {i},{x},{y}\n" for i, (x, y) in enumerate(SPIRAL)))

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import anndata
+import h5py
 import networkx as nx
 import numpy as np
 import pandas as pd
@@ -15,7 +17,7 @@ import torch
 
 import torchgw
 from torchgw import GWOptions, GWResult, LowRankOptions, cli, epsilon_path, gw_align, gw_loss, resume
-from torchgw.cli.input import read_named
+from torchgw.cli.input import names_of_cells, read_named
 from torchgw.distributed import save
 from torchgw.estimator import GromovWasserstein
 from torchgw.request.names import check_names
@@ -302,9 +304,73 @@ def test_features_go_to_the_points_of_their_name(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
+    ("index", "names"),
+    [
+        (pd.Index(LETTERS), LETTERS),
+        (pd.Index(EVEN, name="barcode"), EVEN),
+        (pd.Index([str(i) for i in range(N)]), [str(i) for i in range(N)]),
+    ],
+)
+def test_the_command_names_cells_by_their_files(index: Any, names: list[str], tmp_path: Path) -> None:
+    """In tables, results and known pairs; whatever column of obs the names are in."""
+    anndata.AnnData(POINTS, obs=pd.DataFrame({"kind": LETTERS}, index=index)).write_h5ad(tmp_path / "x.h5ad")
+    anndata.AnnData(POINTS, obs=pd.DataFrame(index=LETTERS)).write_h5ad(tmp_path / "y.h5ad")
+    written(tmp_path / "pairs.csv", [f"{names[3]},d"])
+    lines = command(tmp_path, "--pairs", str(tmp_path / "pairs.csv"))[1:]
+    assert [line[:2] for line in lines] == [list(pair) for pair in zip(names, LETTERS, strict=True)]
+    files = [str(tmp_path / f"{name}.h5ad") for name in "xy"]
+    assert cli.main(["align", *files, "-o", str(tmp_path / "out.npz"), "--epsilon", "0.01", "--points"]) == 0
+    assert list(GWResult.load(tmp_path / "out.npz").names_y) == LETTERS  # type: ignore[arg-type]
+    assert cli.main(["apply", str(tmp_path / "out.npz"), files[0], "-o", str(tmp_path / "new.csv")]) == 0
+    assert [line.split(",")[0] for line in (tmp_path / "new.csv").read_text().splitlines()[1:]] == names
+
+
+def test_cells_that_share_a_name_are_matched_without_names(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5ad", "w") as file:
+        file.update({"X": POINTS, "obs/_index": ["twice"] * N})
+    anndata.AnnData(POINTS, obs=pd.DataFrame(index=LETTERS)).write_h5ad(tmp_path / "y.h5ad")
+    with pytest.warns(torchgw.types.TorchGWWarning, match="without names, which are not unique: 'twice' for points 0"):
+        assert names_of_cells("source", tmp_path / "x.h5ad", 2**20) is None
+    assert [line[:2] for line in command(tmp_path)[1:]] == [[str(i), letter] for i, letter in enumerate(LETTERS)]
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ({"_index": np.arange(N)}, "obs_names must hold text, got int64"),
+        ({"kind": LETTERS}, "obs_names must hold text, got nothing"),
+        ({"_index": h5py.SoftLink("/X")}, "link to another place"),
+        ({"_index": LETTERS * 1000}, "over the limit"),
+        ({"_index": ["x" * 10**5] * N}, "over the limit"),
+    ],
+)
+def test_names_of_cells_are_not_believed(obs: Any, message: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5ad", "w") as file:
+        file.update({"X": POINTS} | {f"obs/{name}": found for name, found in obs.items()})
+    with pytest.raises(ValueError, match=message):
+        names_of_cells("source", tmp_path / "x.h5ad", 2**14)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_new_points_and_known_ones_keep_their_names(side: str, tmp_path: Path) -> None:
+    """Also those that a loaded result maps; without an index the new ones have none."""
+    result = gw_align(POINTS, POINTS[TURNED], epsilon=1e-2, distances="euclidean", names_x=LETTERS, names_y=EVEN)
+    result.save(tmp_path / "out.npz", points=True)
+    new, known = framed(DAYS).iloc[2:5], EVEN if side == "source" else LETTERS
+    for given in (result, GWResult.load(tmp_path / "out.npz")):
+        unseen = given.transform(new, side)
+        table, other = unseen.table(), {"source": "target", "target": "source"}[side]
+        assert {*table[side]} <= {*DAYS[2:5]}
+        assert {*table[other]} <= {*known}
+        names = (unseen.names_x, unseen.names_y)[:: 1 if side == "source" else -1]
+        assert (list(names[0]), list(names[1])) == (list(DAYS[2:5]), known)
+        assert given.transform(new.to_numpy(), side).table().shape == table.shape
+
+
+@pytest.mark.parametrize(
     ("files", "titles", "message"),
     [
-        (("x.npy", "y.npy"), ["id"], "once for one or two tables, or twice"),
+        (("x.npy", "y.npy"), ["id"], "--index-col is for tables (.csv, .tsv), got "),
         (("x.csv", "y.npy"), ["id", "id"], "got it 2 times"),
         (("x.csv", "y.csv"), ["id", "id", "id"], "got it 3 times"),
     ],

@@ -137,7 +137,7 @@ def test_values_on_points_may_be_views_and_must_be_real(result: GWResult) -> Non
     fixed = SPIRAL_ANGLE.copy()
     fixed.flags.writeable = False
     np.testing.assert_allclose(result.push(fixed), result.push(SPIRAL_ANGLE))
-    for bad in (SPIRAL_ANGLE * 1j, SPIRAL_ANGLE.astype(str)):
+    for bad in (SPIRAL_ANGLE * 1j, np.full(len(SPIRAL_ANGLE), np.datetime64("2026"))):
         with pytest.raises(TypeError, match="V must hold real numbers"):
             result.push(bad)
 

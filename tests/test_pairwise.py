@@ -12,6 +12,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from joblib import parallel_config
@@ -424,7 +425,7 @@ def test_pairs_that_are_not_settled_or_fail_are_told(monkeypatch: pytest.MonkeyP
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"spaces": [MATRICES[0]]}, ValueError, "spaces must hold at least 2 spaces, got 1"),
-    ({"spaces": np.zeros((3, 4, 4))}, TypeError, r"spaces must be a list, got ndarray; for a stack of them, list"),
+    ({"spaces": np.zeros((3, 4, 4))}, TypeError, r"spaces must be a list, or a dict by name, got ndarray; for a stack"),
     ({"spaces": [CLOUDS[0], np.zeros((4, 3, 2))]}, ValueError, r"spaces\[1\]"),
     ({"spaces": [CLOUDS[0], np.full((5, 2), np.nan)]}, ValueError, r"spaces\[1\]"),
     ({"spaces": [CLOUDS[0], np.zeros((0, 2))]}, ValueError, r"spaces\[1\]"),
@@ -580,3 +581,41 @@ def test_pairs_against_others_are_those_of_all(found: PairwiseResult) -> None:
         pairwise(CLOUDS[:2], against=[])
     with pytest.raises(ValueError, match="masses must have one entry for each of 3 spaces, got 2"):
         pairwise(CLOUDS[:2], against=CLOUDS[2:3], masses=[None, None])
+
+
+def test_spaces_and_points_keep_their_names(found: PairwiseResult) -> None:
+    """By a dict of spaces, an index and nodes; the numbers are those of a list."""
+    names = [f"cloud {i}" for i in range(len(CLOUDS))]
+    framed = pd.DataFrame(CLOUDS[0], index=[f"p{i}" for i in range(len(CLOUDS[0]))])
+    weights = np.r_[0.0, np.ones(len(CLOUDS[1]) - 1)]
+    spaces = dict(zip(names, [framed, *CLOUDS[1:]], strict=True))
+    named = pairwise(spaces, keep="matchings", masses={"cloud 1": weights})
+    masses = [None, weights, *[None] * (len(CLOUDS) - 2)]
+    listed = pairwise(CLOUDS, keep="matchings", masses=masses)
+    np.testing.assert_array_equal(named.values, listed.values)
+    assert named.names == tuple(names)
+    table = named.table()
+    assert [*table.index] == [*table.columns] == names
+    np.testing.assert_array_equal(table, listed.square())
+    assert [*found.table().columns] == list(range(len(CLOUDS)))
+    assert named.pair("cloud 3", "cloud 1") == named.pair(1, 3) == named.pair("cloud 1", np.int64(3))
+    for i, j in ((0, 1), (1, 0), (2, 1)):
+        expected = listed.matching(i, j)
+        np.testing.assert_array_equal(named.matching(names[i], names[j]), expected)
+        matches, called = named.matches(names[i], names[j]), [framed.index if k == 0 else range(10**6) for k in (i, j)]
+        assert [*matches.source] == [called[0][at] for at in range(len(expected))]
+        assert [None if pd.isna(at) else at for at in matches.target] == [
+            None if at < 0 else called[1][at] for at in expected
+        ]
+    assert named.matches(1, 0).target.isna().sum() == 1
+    part = pairwise({"a": CLOUDS[1]}, against={"x": CLOUDS[2], "a": framed}, keep="matchings")
+    assert ([*part.table().index], [*part.table().columns]) == (["a"], ["x", "a"])
+    assert set(part.matches("a", "a").target) <= {*framed.index}
+    with pytest.raises(
+        ValueError, match=r"j must be the name of a space or its index, got 'y'; names begin \('x', 'a'"
+    ):
+        part.pair("a", "y")
+    with pytest.raises(ValueError, match=r"spaces\['b'\] must be finite"):
+        pairwise({"a": CLOUDS[0], "b": np.full((5, 2), np.nan)})
+    with pytest.raises(ValueError, match="masses must be given by the names of spaces, got 'cloud 9'"):
+        pairwise(spaces, masses={"cloud 9": weights})

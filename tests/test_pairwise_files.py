@@ -208,9 +208,10 @@ def test_names_that_look_like_formulas_are_text_and_numbers_are_numbers(tmp_path
     save_table(tmp_path / "out.csv", names, SimpleNamespace(square=lambda: square))  # type: ignore[arg-type]
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    assert header == [f"'{name}" for name in names[:6]] + names[6:]
+    assert header == ["space", *(f"'{name}" for name in names[:6]), *names[6:]]
+    assert [name for name, *_ in rows] == header[1:]
     assert square.min() < 0
-    np.testing.assert_array_equal(np.array(rows, dtype=float), square)
+    np.testing.assert_array_equal(np.array([row for _, *row in rows], dtype=float), square)
 
 
 def test_the_command_escapes_the_names_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,4 +219,4 @@ def test_the_command_escapes_the_names_of_files(tmp_path: Path, monkeypatch: pyt
     for name in ("=1+1.npy", "@b.npy"):
         np.save(name, SPIRAL)
     assert cli.main(["pairwise", "=1+1.npy", "@b.npy", "-o", "out.csv"]) == 0
-    assert Path("out.csv").read_text().splitlines()[0] == "'=1+1.npy,'@b.npy"
+    assert Path("out.csv").read_text().splitlines()[0] == "space,'=1+1,'@b"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import pickle
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from joblib import parallel_config, register_parallel_backend
 from joblib.parallel import SequentialBackend
@@ -327,7 +327,7 @@ def test_an_interrupt_of_the_terminal_reaches_workers_and_loses_nothing(tmp_path
     assert child.returncode == 130, said
     assert "Traceback" not in said
     assert f"interrupted: the pairs done so far are in {out}" in said
-    missing = np.isnan(np.loadtxt(out, delimiter=",", skiprows=1)).sum() // 2
+    missing = np.isnan(pd.read_csv(out, index_col=0)).to_numpy().sum() // 2
     assert len(kept_pairs(store)) == 30 * 29 // 2 - missing > 0
 
 
@@ -348,15 +348,73 @@ def test_the_command_writes_what_the_library_finds(
     assert described["distances"] == expected.condensed.tolist()
     assert described["status"] == ["settled"] * 3
     assert (described["solved"], described["stored"]) == (3, 0)
-    rows = list(csv.reader(table.read_text().splitlines()))
-    assert rows[0] == files
-    np.testing.assert_array_equal(np.array(rows[1:], dtype=float), expected.square())
+    read = pd.read_csv(table, index_col=0)
+    assert [*read.index] == [*read.columns] == ["spiral", "roll", "copy"]
+    np.testing.assert_allclose(read, expected.square(), rtol=1e-12)
     assert cli.main(["pairwise", *files, "-o", str(arrays), "--store", str(store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stored"] == 3
     with np.load(arrays) as content:
         np.testing.assert_array_equal(content["distances"], expected.condensed)
         np.testing.assert_array_equal(content["square"], expected.square())
-        assert content["names"].tolist() == files
+        assert content["names"].tolist() == described["spaces"] == ["spiral", "roll", "copy"]
+
+
+def written_graphs(folder: Path, sizes: range) -> list[str]:
+    """Lists of edges of wheels, whose hubs have names that begin like a formula."""
+    for n in sizes:
+        edges = [f"-hub,{i}\n{i},{(i + 1) % n}" for i in range(n)]
+        (folder / f"wheel {n}.csv").write_text("\n".join(["a,b", *edges]))
+    return [str(folder / f"wheel {n}.csv") for n in sizes]
+
+
+def test_the_command_adds_graphs_to_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """New against old first, then all of them, which has the pairs of the new ones left."""
+    old, new = written_graphs(tmp_path, range(5, 11)), written_graphs(tmp_path, range(12, 14))
+    common = ["--edges", "--distances", "adjacency", "--store", str(tmp_path / "pairs.sqlite"), "--json"]
+
+    def solved(*arguments: str) -> Any:
+        assert cli.main(["pairwise", *arguments, *common]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["solved"], found["stored"]
+
+    assert solved(*old, "-o", str(tmp_path / "old.csv")) == (15, 0)
+    assert solved(*new, "--against", *old, "-o", str(tmp_path / "new.csv")) == (12, 0)
+    assert solved(*new, "--against", *old, "-o", str(tmp_path / "new.npz")) == (0, 12)
+    assert solved(*old, *new, "-o", str(tmp_path / "all.csv")) == (1, 27)
+    part, every = (pd.read_csv(tmp_path / f"{name}.csv", index_col=0) for name in ("new", "all"))
+    assert [*part.index] == ["wheel 12", "wheel 13"]
+    assert [*part.columns] == [f"wheel {n}" for n in range(5, 11)]
+    pd.testing.assert_frame_equal(part, every.loc[part.index, part.columns])
+    with np.load(tmp_path / "new.npz") as content:
+        np.testing.assert_allclose(content["square"], part, rtol=1e-12)
+        assert (content["names"].tolist(), content["against"].tolist()) == ([*part.index], [*part.columns])
+
+
+def test_the_command_reads_tables_with_names_and_calls_files_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(tmp_path / folder / "cloud.csv") for folder in "ab"]
+    for number, file in enumerate(files):
+        Path(file).parent.mkdir()
+        pd.DataFrame(SPACES[number], index=range(7, 7 + len(SPACES[number]))).to_csv(file, index_label="id")
+    out = tmp_path / "out.csv"
+    assert cli.main(["pairwise", *files, "-o", str(out)]) == 2
+    assert "`--index-col id` takes it for names of the points" in capsys.readouterr().err
+    assert cli.main(["pairwise", *files, "-o", str(out), "--index-col", "id"]) == 0
+    read = pd.read_csv(out, index_col=0)
+    assert [*read.index] == [*read.columns] == files
+    expected = gw_pairwise(SPACES[:2], random_state=0)
+    np.testing.assert_allclose(read, expected.square(), rtol=1e-9)
+    np.save(tmp_path / "nan.npy", np.full((5, 2), np.nan))
+    assert (
+        cli.main(["pairwise", files[0], "--index-col", "id", "--against", str(tmp_path / "nan.npy"), "-o", "o.csv"])
+        == 2
+    )
+    assert f"error: {tmp_path / 'nan.npy'} must be finite" in capsys.readouterr().err
+    assert (
+        cli.main(["pairwise", str(tmp_path / "nan.npy"), files[0], "--edges", "--index-col", "id", "-o", "o.csv"]) == 2
+    )
+    assert "--edges is for tables without --index-col" in capsys.readouterr().err
 
 
 def test_an_interrupted_command_writes_what_is_done_and_says_how_to_go_on(
@@ -371,10 +429,10 @@ def test_an_interrupted_command_writes_what_is_done_and_says_how_to_go_on(
     said = capsys.readouterr().err
     assert f"interrupted: the pairs done so far are in {out}, the others are nan" in said
     assert f"the same command goes on from {store}" in said
-    assert 0 < np.isnan(np.loadtxt(out, delimiter=",", skiprows=1)).sum() < 90
+    assert 0 < np.isnan(pd.read_csv(out, index_col=0)).to_numpy().sum() < 90
     monkeypatch.undo()
     assert cli.main(arguments) == 0
-    np.testing.assert_array_equal(np.loadtxt(out, delimiter=",", skiprows=1), pairwise().square())
+    np.testing.assert_allclose(pd.read_csv(out, index_col=0), pairwise().square(), rtol=1e-12)
 
 
 class Interrupting:

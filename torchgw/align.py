@@ -97,8 +97,11 @@ def gw_align(
         no part of a space: they change neither scale, value, bounds nor plan of the others, and have gradients of zero.
     cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
         strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
-        costs the squared distance of its features over its largest possible value. Pairs are forbidden by
-        ``supervision=``, not by a huge cost, which is refused where what is rounded would cost more than all else.
+        costs the squared distance of its features over its largest possible value. Features may be texts, which are
+        one-hot over the categories of both sides, and names of node attributes of networkx graphs or of columns of
+        tables: one, or a list, for both spaces, or a pair of these. Columns that are named are no coordinates. Pairs
+        are forbidden by ``supervision=``, not by a huge cost, which is refused where what is rounded would cost more
+        than all else.
     alpha : weight of the quadratic part, in [0, 1]; 1 without a cost, 0.5 with one. 1 is Gromov-Wasserstein alone, 0
         linear transport of ``cost`` alone, for which X and Y may be None; 0.99 lets the cost break ties and no more.
     supervision : known and forbidden pairs, labels and masks, see `Supervision`.

@@ -23,7 +23,6 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.search.automorphisms import most_agreements
 from torchgw.types import Array, Coupling
-from torchgw.views.point_labels import is_missing
 
 __all__ = [
     "Correlation",
@@ -147,14 +146,14 @@ def label_transfer_accuracy(labels_x: Any, labels_y: Any, carrier: Any, *, k: in
     x, y = _labels("labels_x", labels_x), _labels("labels_y", labels_y)
     place: dict[Any, int] = {}
     for label in y:
-        if not is_missing(label):
+        if not validate.is_missing(label):
             place.setdefault(label, len(place))
-    known = np.array([not is_missing(label) for label in x], dtype=bool)
-    own = np.array([-1 if is_missing(label) else place.get(label, -1) for label in x])
+    known = np.array([not validate.is_missing(label) for label in x], dtype=bool)
+    own = np.array([-1 if validate.is_missing(label) else place.get(label, -1) for label in x])
     if not (own >= 0).any():
-        one, other = (next((v for v in side if not is_missing(v)), None) for side in (x, y))
+        one, other = (next((v for v in side if not validate.is_missing(v)), None) for side in (x, y))
         raise ValueError(f"labels_x and labels_y must have labels in common, got such as {one!r} and {other!r}")
-    code = np.array([-1 if is_missing(label) else place[label] for label in y])
+    code = np.array([-1 if validate.is_missing(label) else place[label] for label in y])
     if isinstance(carrier, tuple):
         plan = _nearest(carrier, k, (len(x), len(y)))
     else:

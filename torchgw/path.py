@@ -209,17 +209,26 @@ class _Solver:
     """
 
     def __init__(self, X: Any, Y: Any, arguments: dict[str, Any]) -> None:
-        self.X, self.Y, self.arguments = X, Y, arguments
+        asked = self._asked(X, Y, arguments).in_numbers()  # before providers take the place of what has attributes
+        self.X, self.Y = asked.X, asked.Y
+        self.arguments = arguments | {"cost": asked.cost, "supervision": asked.supervision}
         self.first: GWResult | None = None
         self.seen: list[tuple[float, float]] = []
 
+    @staticmethod
+    def _asked(X: Any, Y: Any, arguments: dict[str, Any]) -> Asked:
+        """The call of `gw_align` with these arguments, as far as one alone can be checked."""
+        bound = inspect.signature(gw_align).bind(X, Y, **arguments)
+        bound.apply_defaults()
+        asked = Asked(**bound.arguments)
+        asked.check()
+        return asked
+
     def gain(self) -> float:
         """What there is to gain between the spaces, before any solve."""
-        bound = inspect.signature(gw_align).bind(self.X, self.Y, **self.arguments)
-        bound.apply_defaults()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first solve says it
-            request = Request.of(Asked(**bound.arguments))
+            request = Request.of(self._asked(self.X, self.Y, self.arguments))
             spaces, _ = make_providers(request.spaces, request.options.spaces, request.there)
         return product_plan(request.model, spaces, unit_of(spaces)).gain
 

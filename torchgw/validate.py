@@ -166,6 +166,14 @@ def _numbers_of_columns(name: str, value: Any) -> Array:
     return found
 
 
+def is_missing(value: Any) -> bool:
+    """None, NaN, and what pandas has for nothing."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas.NA has no truth
+        return True
+
+
 def shape_of(space: Any) -> tuple[int, ...]:
     """The shape of an array-like; () for what has none, which validation then names."""
     try:
@@ -181,6 +189,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         what = f"{type(value).__name__} of dtype {array.dtype}"
         taken = f"{name}.to_numpy(float)" if hasattr(value, "to_numpy") else f"np.asarray({name}, dtype=float)"
         what += f"; if all of them are numbers, take {taken}" if array.dtype == object else ""
+        what += _columns_of_texts(name, value)
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:
         hint = "; one number for each row goes as a column, x[:, None]" if (array.ndim, n_dim) == (1, 2) else ""
@@ -189,6 +198,15 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
         _check_exact(name, float(np.abs(found).max(initial=0.0)))
     return found
+
+
+def _columns_of_texts(name: str, value: Any) -> str:
+    """What to do about the columns of a table that hold no numbers, beside some that do; nothing for all else."""
+    columns = list(value.columns) if is_table(value) else []
+    other = [column for column in columns if np.asarray(value[column]).dtype.kind not in "fiub"]
+    if not 0 < len(other) < len(columns):
+        return ""
+    return f", or leave out {', '.join(map(repr, other[:5]))}, which cost= or labels= compare by name"
 
 
 def _check_exact(name: str, largest: float) -> None:

@@ -26,6 +26,8 @@ from torchgw.anndata.annotated import check_cells, decoded, encoded, library, ma
 from torchgw.entry import OURS, entry
 from torchgw.options import GWOptions
 from torchgw.persist import guards
+from torchgw.request.attributes import in_numbers
+from torchgw.request.objective import as_pair
 from torchgw.results.result import GWResult
 
 __all__ = ["align", "joint", "read", "write"]
@@ -54,7 +56,7 @@ def align(
         Cells of ``b`` where one is missing tell nothing of it.
     key_added : what the names of all that is written have in them.
     plan : share of the mass of each row, in (0, 1], for which the plan's largest entries are kept; None keeps none.
-    keywords : of `gw_align`.
+    keywords : of `gw_align`. Names in ``cost`` and in the labels of ``supervision`` are columns of ``obs``.
 
     Returns
     -------
@@ -116,7 +118,8 @@ def align(
     advice = "carry fewer labels, or coordinates of fewer dimensions"
     validate.memory("what b tells of all cells", 8 * max(len(X), len(Y)) * width, limit, advice)
 
-    result = gw_align(X, Y, **{"names_x": a.obs_names, "names_y": b.obs_names} | keywords)
+    given = dict(zip(("cost", "supervision"), _in_numbers(a, b, keywords, limit), strict=True))
+    result = gw_align(X, Y, **{"names_x": a.obs_names, "names_y": b.obs_names} | keywords | given)
 
     pulled = np.asarray(result.pull(np.concatenate([Y, *(columns for columns, _ in told)], axis=1)))
     place, shares = pulled[:, : Y.shape[1]], pulled[:, Y.shape[1] :]
@@ -248,6 +251,12 @@ def _check_columns(key: str, labels: dict[str, bool]) -> None:
                 both = f"{name!r} and {taken[column]}, both of which would be a.obs[{column!r}]"
                 raise ValueError(f"labels must go to columns of their own, got {both}; rename the column of b.obs")
             taken[column] = f"label {name!r}" if column == f"{key}_{name}" else f"the confidence of {name!r}"
+
+
+def _in_numbers(a: Any, b: Any, keywords: dict[str, Any], limit: int) -> tuple[Any, Any]:
+    """The cost and the supervision of a call, with columns of ``obs`` in place of their names."""
+    cost, supervision = as_pair(keywords.get("cost")), keywords.get("supervision")
+    return in_numbers((a.obs, b.obs), cost, supervision, limit, ("a.obs", "b.obs"))
 
 
 def _names(labels: str | Sequence[str] | None) -> list[str]:

@@ -16,7 +16,17 @@ import numpy as np
 
 from torchgw import report
 from torchgw.align import begun_by_ranks, gw_align, resume
-from torchgw.cli.input import DELIMITERS, WITHOUT_INDEX, Named, as_number, mapped, read_cells, read_named, read_space
+from torchgw.cli.input import (
+    DELIMITERS,
+    WITHOUT_INDEX,
+    Named,
+    as_number,
+    mapped,
+    names_of_cells,
+    read_named,
+    read_space,
+    read_table,
+)
 from torchgw.cli.output import as_cell, check_output, described, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
@@ -58,8 +68,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--labels, --use-rep and --keep-plan need an .h5ad output, got {arguments.output}")
     if cells and (arguments.index_col is not None or arguments.edges):
         raise ValueError("--index-col and --edges are for tables; the names of cells are those of obs")
-    if arguments.edges and (arguments.index_col is not None or not DELIMITERS.keys() & {file.suffix for file in files}):
-        raise ValueError("--edges is for tables without --index-col, whose first two columns name the nodes")
+    check_tables(files, arguments.index_col, arguments.edges)
     if cells and arguments.checkpoint is not None:
         raise ValueError(
             "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
@@ -157,12 +166,21 @@ def beside(arguments: argparse.Namespace, limit: int, names: Names) -> dict[str,
     }
 
 
+def check_tables(files: Sequence[Path], index: str | list[str] | None, edges: bool) -> None:
+    """Refuse options of tables where there is no table, and edges in tables of points."""
+    tables = any(file.suffix in DELIMITERS for file in files)
+    if edges and (index is not None or not tables):
+        raise ValueError("--edges is for tables without --index-col, whose first two columns name the nodes")
+    if index is not None and not tables:
+        raise ValueError(f"--index-col is for tables ({', '.join(DELIMITERS)}), got {', '.join(map(str, files[:3]))}")
+
+
 def _index_columns(arguments: argparse.Namespace) -> tuple[str | None, str | None]:
     """The title of the column of names in each of both files; one title is for all tables."""
     titles, tables = arguments.index_col, [arguments.source.suffix in DELIMITERS, arguments.target.suffix in DELIMITERS]
     if titles is None:
         return None, None
-    if len(titles) > 2 or not (all(tables) if len(titles) == 2 else any(tables)):
+    if len(titles) > 2 or (len(titles) == 2 and not all(tables)):
         wanted = "once for one or two tables, or twice, for the source's and the target's"
         raise ValueError(
             f"--index-col must be given {wanted} (.csv, .tsv), got it {len(titles)} times for {arguments.source} and "
@@ -177,6 +195,8 @@ def space_of(name: str, path: Path, limit: int, index: str | None = None, edges:
     if among_ranks() and path.suffix == ".npy":
         return mapped(name, path), None
     found, names = read_named(name, path, limit, index=index, edges=edges)
+    if path.suffix == ".h5ad":
+        return found, names_of_cells(name, path, limit)
     if (
         path.suffix in DELIMITERS
         and isinstance(found, np.ndarray)
@@ -231,18 +251,18 @@ def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervis
 
 
 def _pairs_of_table(path: Path, limit: int, names: Names) -> Supervision:
-    rows = read_cells("--pairs", path, limit)
-    if any(len(cells) < 2 for _, cells in rows):
+    lines, rows = read_table("--pairs", path, limit)
+    if len(rows[0]) < 2:
         raise ValueError(f"--pairs must be a table with two columns, points of source and target, got {path}")
-    places = [_places(side, [cells[which].strip() for _, cells in rows]) for which, side in enumerate(names)]
-    header = bool(rows) and all(side[0] is None for side in places)
+    places = [_places(side, [cells[which] for cells in rows]) for which, side in enumerate(names)]
+    header = all(side[0] is None for side in places)
     for which, side in enumerate(places):
         if None in side[header:]:
-            line, cells = rows[side.index(None, header)]
+            at = side.index(None, header)
             wanted = "row numbers, counted from 0" if names[which] is None else "names of points, or rows from 0"
             raise ValueError(
-                f"--pairs must hold {wanted}, of the {('source', 'target')[which]}, got {cells[which][:40]!r} on line "
-                f"{line} of {path}"
+                f"--pairs must hold {wanted}, of the {('source', 'target')[which]}, got {rows[at][which][:40]!r} on "
+                f"line {lines[at]} of {path}"
             )
     if not rows[header:]:
         raise ValueError(f"--pairs must hold pairs of points, got none in {path}")

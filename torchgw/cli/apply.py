@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torchgw.cli.align import memory_limit, space_of
+from torchgw.cli.align import check_tables, memory_limit, space_of
 from torchgw.cli.output import cells_of, check_output, write_whole
 from torchgw.results.result import GWResult
 
@@ -19,8 +19,9 @@ def run_apply(arguments: argparse.Namespace) -> dict[str, Any]:
     """Read, match, write."""
     check_output(arguments.output, ".csv")
     limit = memory_limit(arguments)
+    check_tables([arguments.points], arguments.index_col, edges=False)
     result = GWResult.load(arguments.result, limit)
-    points, names = space_of("points", arguments.points, limit)
+    points, names = space_of("points", arguments.points, limit, arguments.index_col)
     write_whole(lambda aside: write_matches(aside, result, points, arguments.side, names), arguments.output)
     return {
         "output": str(arguments.output),

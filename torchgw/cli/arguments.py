@@ -41,7 +41,7 @@ def align(command: ArgumentParser) -> None:
     _report(command)
     _points(command)
     _distances(command, DISTANCES)
-    command.add_argument("--edges", action="store_true", help="tables are lists of edges: u, v and perhaps a length")
+    _edges(command)
     command.add_argument(
         "--index-col",
         action="append",
@@ -98,6 +98,7 @@ def apply(command: ArgumentParser) -> None:
     command.add_argument("result", type=Path, help="a result that `align --points` or GWResult.save(points=True) wrote")
     command.add_argument("points", type=Path, help=f"new points, or rows of distances to all known ones ({KINDS})")
     command.add_argument("-o", "--output", type=Path, required=True, help="matches to write: .csv")
+    _index_col(command)
     command.add_argument(
         "--side", choices=("source", "target"), default="source", help="what the points belong to (%(default)s)"
     )
@@ -106,8 +107,15 @@ def apply(command: ArgumentParser) -> None:
 
 def pairwise(command: ArgumentParser) -> None:
     """Of ``torchgw pairwise``."""
-    command.add_argument("spaces", type=Path, nargs="+", help=f"two files or more ({KINDS})")
+    command.add_argument(
+        "spaces", type=Path, nargs="+", help=f"two files or more; one will do with --against ({KINDS})"
+    )
     command.add_argument("-o", "--output", type=Path, required=True, help="distances to write: .npz, or .csv")
+    command.add_argument(
+        "--against", type=Path, nargs="+", metavar="FILE", help="compare each file with each of these, and no others"
+    )
+    _edges(command)
+    _index_col(command)
     _distances(command, DISTANCES)
     command.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
     command.add_argument(
@@ -187,6 +195,16 @@ def _output(command: ArgumentParser, text: str) -> None:
 
 def _report(command: ArgumentParser) -> None:
     command.add_argument("--report", type=Path, metavar="PAGE", help="an interactive .html page to write too")
+
+
+def _edges(command: ArgumentParser) -> None:
+    command.add_argument("--edges", action="store_true", help="tables are lists of edges: u, v and perhaps a length")
+
+
+def _index_col(command: ArgumentParser) -> None:
+    command.add_argument(
+        "--index-col", metavar="TITLE", help="column of tables that names the points (default: a first column of texts)"
+    )
 
 
 def _points(command: ArgumentParser) -> None:

@@ -19,7 +19,8 @@ from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.request.names import find_fault
-from torchgw.types import Array
+from torchgw.runtime.caller import warn_caller
+from torchgw.types import Array, TorchGWWarning
 
 Named: TypeAlias = "tuple[Any, list[str] | None]"
 
@@ -252,7 +253,7 @@ def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
         if _is_index(title) and as_number(cell) is not None:
             called = f"is called {title.strip()}" if title.strip() else "has no name"
             raise ValueError(
-                f"column {place + 1} {called} and holds numbers, like an index: `torchgw align --index-col "
+                f"column {place + 1} {called} and holds numbers, like an index: `--index-col "
                 f"{shlex.quote(title.strip())}` takes it for names of the points; leave it out of the file "
                 f"{WITHOUT_INDEX}, or rename it if it is a coordinate"
             )
@@ -264,36 +265,27 @@ def _is_name(cell: str) -> bool:
     return as_number(cell) is None and any(map(str.isalpha, cell))
 
 
-def read_cells(name: str, path: Path, max_memory: int) -> list[tuple[int, list[str]]]:
-    """The cells of a table as texts, with the numbers of their lines."""
-    found, size = list[tuple[int, list[str]]](), 0
-    with guards.untrusted(name, path, *DELIMITERS):
-        for line, cells in _rows(path, max_memory):
-            size += sum(map(len, cells))
-            guards.fits("it", size, max_memory)
-            found.append((line, cells))
-    return found
-
-
-def read_table(name: str, path: Path, limit: int) -> list[list[str]]:
-    """The cells of a .csv or .tsv file as text, without the spaces around them: lines of equal length, at least one.
+def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[str]]]:
+    """The numbers of the lines of a .csv or .tsv file, at least one, and their cells as text, equally many in each.
 
     Raises
     ------
     ValueError
         Naming the file and what is wrong with it, in one line.
     """
-    with guards.untrusted(name, path, ".csv", ".tsv"):
+    with guards.untrusted(name, path, *DELIMITERS):
         guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
-        rows = [[cell.strip() for cell in cells] for _, cells in _rows(path, limit)]
+        lines, rows = list[int](), list[list[str]]()
+        for line, cells in _rows(path, limit):
+            lines.append(line)
+            rows.append([cell.strip() for cell in cells])
+            if len(cells) != len(rows[0]):
+                raise ValueError(
+                    f"it must hold lines of equal length, got {len(rows[0])} and, on line {line}, {len(cells)}"
+                )
         if not rows:
             raise ValueError("it holds no lines")
-        for at, row in enumerate(rows):
-            if len(row) != len(rows[0]):
-                raise ValueError(
-                    f"it must hold lines of equal length, got {len(rows[0])} and, as number {at + 1}, {len(row)}"
-                )
-        return rows
+        return lines, rows
 
 
 def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
@@ -351,6 +343,26 @@ def _read_h5ad(path: Path, limit: int) -> Array:
         if isinstance(cells, h5py.Group):
             return _read_sparse_cells(cells, what, limit)
         return guards.read_dataset(cells, what, limit)
+
+
+def names_of_cells(name: str, path: Path, limit: int) -> list[str] | None:
+    """The names of the cells in an .h5ad file; None where they only count them, or are not unique."""
+    with guards.untrusted(name, path, ".h5ad"):
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            obs = guards.member_of(file, "obs")
+            if not isinstance(obs, h5py.Group):
+                return None
+            title = "_index" if guards.member_of(obs, "_index") is not None else _attribute(obs, "_index", ())
+            found = guards.member_of(obs, title) if isinstance(title, str) else None
+            if isinstance(found, h5py.Group):  # texts of which some may be missing
+                found = guards.member_of(found, "values")
+            names: list[str] = guards.read_texts(found, "obs_names", limit).tolist()
+    if fault := find_fault(names):
+        warn_caller(f"the cells of {path} are matched without names, which are not unique: {fault}", TorchGWWarning)
+        return None
+    return None if names == [str(at) for at in range(len(names))] else names
 
 
 def _read_sparse_cells(group: Any, what: str, limit: int) -> Array:

@@ -136,7 +136,7 @@ def read_scored(path: Path, limit: int) -> Scored:
             for names, n in zip((result.names_x, result.names_y), result.shape, strict=True)
         )
         return Scored(result, x, y)
-    rows = read_table("result", path, limit)
+    _, rows = read_table("result", path, limit)
     rows = rows[1:] if rows[0][0] == "source" else rows
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"result must be a matching, columns source and target, or an .npz file, got {path}")
@@ -147,7 +147,7 @@ def read_scored(path: Path, limit: int) -> Scored:
 
 def truth_of(path: Path, scored: Scored, limit: int) -> Array:
     """The true target of each source point (N,), -1 where the table does not have it."""
-    rows = read_table("--truth", path, limit)
+    _, rows = read_table("--truth", path, limit)
     if len(rows[0]) == 1:
         listed = [row[0] for row in without_header("--truth", path, rows, scored.sources)]
         named = list(zip(scored.sources.place, listed, strict=True))
@@ -169,7 +169,7 @@ def truth_of(path: Path, scored: Scored, limit: int) -> Array:
 def labels_of(name: str, path: Path, points: Points, limit: int, headed: bool = False) -> tuple[list[str | None], bool]:
     """The label of each point, None where it has none, and whether the table has a header; where its points are not all
     known, it has one if it is ``headed``."""
-    rows = read_table(name, path, limit)
+    _, rows = read_table(name, path, limit)
     if len(rows[0]) == 1:
         if points.closed:
             headed = len(rows) == points.count + 1

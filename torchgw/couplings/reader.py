@@ -108,13 +108,15 @@ class Readable:
 
         Parameters
         ----------
-        V : (N,) or (N, d), real numbers.
+        V : (N,) or (N, d), real numbers; or (N,) labels, texts or categories, None or NaN where there is none.
 
         Returns
         -------
-        (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out.
+        (K,) or (K, d). Target points without mass get NaN. Numpy in, numpy out; torch in, torch out. Of labels, an
+        array (K,) of objects: the label of most of the mass that a point gets, None where no labelled point sends any.
+        One-hot rows give the shares of all labels.
 
-        O(N K (r + d)) time.
+        O(N K (r + d)) time, with d labels.
         """
         return self._carry(V, axis=0)
 
@@ -123,11 +125,11 @@ class Readable:
 
         Parameters
         ----------
-        V : (K,) or (K, d), real numbers.
+        V : (K,) or (K, d), real numbers; or (K,) labels.
         """
         return self._carry(V, axis=1)
 
-    def _carry(self, V: Array | Tensor, axis: int) -> Array | Tensor:
+    def _carry(self, V: Any, axis: int) -> Array | Tensor:
         if isinstance(V, Tensor):
             validate.dense("V", V)
             given = V
@@ -136,7 +138,7 @@ class Readable:
         else:
             held = validate.read("V", V)
             if held.dtype.kind not in "fiub":
-                raise TypeError(f"V must hold real numbers, got dtype {held.dtype}; for labels push their one-hot rows")
+                return self._carry_labels(held, axis, hasattr(getattr(V, "dtype", None), "categories"))
             given = torch.from_numpy(held.astype(np.float64))
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
@@ -149,6 +151,21 @@ class Readable:
         averaged = torch.where(empty, torch.nan, products[:, 1:] / torch.where(empty, 1.0, products[:, :1]))
         averaged = averaged[:, 0] if given.ndim == 1 else averaged
         return averaged if isinstance(V, Tensor) else averaged.detach().cpu().numpy()
+
+    def _carry_labels(self, labels: Array, axis: int, categories: bool) -> Array:
+        present = [value for value in labels.flat if not validate.is_missing(value)]
+        if not present or not (categories or all(isinstance(value, str) for value in present)):
+            raise TypeError(
+                f"V must hold real numbers, or labels that are texts or categories, got dtype {labels.dtype}"
+            )
+        if labels.shape != (self.shape[axis],):
+            raise ValueError(f"V must have shape ({self.shape[axis]},) where it holds labels, got {labels.shape}")
+        place = {label: i for i, label in enumerate(dict.fromkeys(present))}
+        codes = np.array([-1 if validate.is_missing(value) else place[value] for value in labels], dtype=np.int64)
+        found = leading_group(in_blocks(self.coupling, "this operation"), codes, len(place), axis)
+        names = np.fromiter((*place, None), dtype=object, count=len(place) + 1)
+        carried: Array = names[found]  # -1 is the last, None
+        return carried
 
     def _dense(self) -> Tensor:
         """The dense plan."""
@@ -260,14 +277,15 @@ def group_mass(coupling: Coupling, rows: Array, n_rows: int, columns: Array, n_c
     return found.numpy()
 
 
-def leading_group(coupling: Coupling, codes: Array, groups: int) -> Array:
+def leading_group(coupling: Coupling, codes: Array, groups: int, axis: int = 0) -> Array:
     """For each target point (K,) the group of source points, of ``groups``, that sends it most mass; -1 without any.
+    For axis 1 the same of each source point (N,) and groups of target points.
 
     O(N K groups) time, memory as for `group_mass`.
     """
-    best = torch.zeros(coupling.shape[1], dtype=torch.float64)
-    found = torch.full((coupling.shape[1],), -1)
-    for first, mass in group_columns(coupling, codes, groups, axis=0):
+    count = coupling.shape[1 - axis]
+    best, found = torch.zeros(count, dtype=torch.float64), torch.full((count,), -1)
+    for first, mass in group_columns(coupling, codes, groups, axis):
         largest = mass.max(1)
         found = torch.where(largest.values > best, largest.indices + first, found)
         best = torch.maximum(best, largest.values)

@@ -30,8 +30,9 @@ class Supervision:
     pairs : known matches (m, 2), integer indices into X and Y. Of each pair, the point with less mass should not be
         matched with others; a point may have several partners.
     forbidden : pairs (m, 2) that should not be matched.
-    labels : two integer arrays (N,), (K,); points of different labels should not be matched. -1 is no label, which goes
-        with any.
+    labels : a pair of arrays (N,), (K,) of integers, texts or categories; points of different labels should not be
+        matched. -1, None and NaN are no label, which goes with any. Or the name of a node attribute of networkx graphs,
+        or of a column of tables, that has the labels; a pair of names where they differ.
     mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero should not be matched. Needs the dense
         strategy.
     strength : what a unit of mass on a pair costs that breaks one of these rules, in units of the scaled squared
@@ -46,7 +47,7 @@ class Supervision:
 
     pairs: Any = None
     forbidden: Any = None
-    labels: tuple[Any, Any] | None = None
+    labels: tuple[Any, Any] | str | None = None
     mask: Any = None
     strength: float = math.inf
 
@@ -55,8 +56,12 @@ class Supervision:
         ranges.price("strength", self.strength, "forbids what breaks a rule")
         if all(rule is None for rule in (self.pairs, self.forbidden, self.labels, self.mask)):
             raise ValueError("Supervision must have at least one of pairs, forbidden, labels and mask, got none")
-        if self.labels is not None and not (isinstance(self.labels, tuple) and len(self.labels) == 2):
-            raise TypeError(f"labels must be a pair of arrays (N,), (K,), got {type(self.labels).__name__}")
+        named = self.labels is None or isinstance(self.labels, str)
+        if not named and not (isinstance(self.labels, tuple) and len(self.labels) == 2):
+            raise TypeError(
+                f"labels must be a pair of arrays (N,), (K,), or the name of an attribute of the points, got "
+                f"{type(self.labels).__name__}"
+            )
 
     def between(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Supervision | None:
         """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of all (N, K); None where none names any.

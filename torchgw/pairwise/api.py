@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -17,7 +18,7 @@ from torchgw._version import __version__
 from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
-from torchgw.pairwise.inputs import Inputs, check_jobs, read_spaces
+from torchgw.pairwise.inputs import Inputs, check_jobs, names_of, read_spaces
 from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair
 from torchgw.pairwise.schedule import Tasks, outcomes
 from torchgw.pairwise.store import Store, check_place
@@ -33,10 +34,10 @@ KEEP = ("values", "matchings")
 
 @entry(OF_MANY, ADVICE_ON_MANY)
 def gw_pairwise(
-    spaces: Sequence[Any],
+    spaces: Sequence[Any] | Mapping[Any, Any],
     *,
-    against: Sequence[Any] | None = None,
-    masses: Sequence[Any] | None = None,
+    against: Sequence[Any] | Mapping[Any, Any] | None = None,
+    masses: Sequence[Any] | Mapping[Any, Any] | None = None,
     distances: str = "auto",
     scale: str = "auto",
     tol: float = 1e-2,
@@ -58,12 +59,13 @@ def gw_pairwise(
     Parameters
     ----------
     spaces : two or more of: points (N, D), any real dtype; square distance matrices (N, N); SciPy sparse graphs of edge
-        lengths; distance providers. Of any sizes, one point included. Distances are found once for each.
+        lengths; distance providers. Of any sizes, one point included. Distances are found once for each. A dict gives
+        them names, which the result knows them by.
     against : k spaces, one or more. Only pairs of one of ``spaces`` and one of these are solved, n k of them, as by
         SciPy's ``cdist`` in place of ``pdist``; a single one of ``spaces`` is then enough. None for all pairs among
         ``spaces``.
     masses : one entry for each space, then for each of ``against``: (N_i,) non-negative or None, which is uniform;
-        scaled to sum 1.
+        scaled to sum 1. Of spaces with names a dict will do, where those that it lacks are uniform.
     distances : how they come from points and graphs. "auto": straight lines between points, shortest paths in graphs; a
         square symmetric array is taken for distances. Others as in `torchgw.gw_align`: "dijkstra" and "landmark" join
         points to k-nearest-neighbour graphs, which wants some hundred points on a curved shape; "euclidean",
@@ -145,9 +147,8 @@ def gw_pairwise(
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     if store is not None:
         check_place(store)
-    where = pick_device(
-        device, tuple(each for given in (spaces, against) if isinstance(given, list | tuple) for each in given)
-    )
+    lists = [list(given.values()) if isinstance(given, Mapping) else given for given in (spaces, against)]
+    where = pick_device(device, tuple(each for given in lists if isinstance(given, list | tuple) for each in given))
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
     inputs = read_spaces(spaces, masses, distances, scale, options, against)
     logger.info("distances of %d spaces in %.2f s", len(inputs.sizes), time.perf_counter() - began)
@@ -172,7 +173,9 @@ def gw_pairwise(
                 if kept is not None:
                     kept.add(solved)
                 collected.take(solved)
-    result = collected.result()
+    result = replace(
+        collected.result(), names=names_of(spaces), names_against=names_of(against), names_points=tuple(inputs.names)
+    )
     warn_of(result.status)
     return result
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from torchgw import validate
 from torchgw.options import GWOptions
 from torchgw.request.combinations import excluded, facts_of
+from torchgw.request.names import check_names
 from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
 from torchgw.request.support import restricted
 from torchgw.runtime.caller import warn_caller
@@ -39,6 +41,7 @@ class Inputs:
     unit : factor of distances between spaces: the divisor that they share, or 1.
     metric : whether small distances of each say what is near; entries of adjacencies do not.
     scale : "common" or "own".
+    names : (N_i,) of the points of each, None where a space brings none.
     """
 
     distances: list[Array]
@@ -47,6 +50,7 @@ class Inputs:
     unit: float
     metric: list[bool]
     scale: str = "common"
+    names: Sequence[NDArray[np.object_] | None] = ()
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -89,14 +93,23 @@ def read_spaces(
         When all distance matrices together exceed ``options.max_memory``.
     """
     lists = {"spaces": spaces} if against is None else {"spaces": spaces, "against": against}
-    given = {name: as_list(name, each, least=3 - len(lists)) for name, each in lists.items()}
-    entries = [space for each in given.values() for space in each]
+    given = [as_list(name, each, least=3 - len(lists)) for name, each in lists.items()]
+    entries = [space for each in given for space in each]
+    keys = [
+        key for each, listed in zip(lists.values(), given, strict=True) for key in names_of(each) or range(len(listed))
+    ]
     validate.choice("distances", distances, DISTANCES)
     validate.choice("scale", scale, SCALES)
     if options.spaces.scale is not None:
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
-    names = [f"{name}[{i}]" for name, each in given.items() for i in range(len(each))]
+    owners = [name for name, each in zip(lists, given, strict=True) for _ in each]
+    names = [f"{owner}[{key!r}]" for owner, key in zip(owners, keys, strict=True)]
     checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
+    if isinstance(masses, Mapping):
+        other = next((name for name in masses if name not in keys), None)
+        if other is not None:
+            raise ValueError(f"masses must be given by the names of spaces, got {other!r}, which is none of {keys[:5]}")
+        masses = [masses.get(key) for key in keys]
     own_masses = [None] * len(entries) if masses is None else as_list("masses", masses, len(entries), len(entries))
     mass = [
         validate.masses(f"masses[{i}]", m, space.size, "N")
@@ -121,7 +134,8 @@ def read_spaces(
                 f"{name} must have a largest distance from {smallest:g} to {1 / SMALLEST:g}, got {own:g}; {hint}"
             )
     unit, metric = scales[0] if scale == "common" else 1.0, [space.metric for space in checked]
-    return Inputs(raw, [m / m.sum() for m in mass], scales, unit, metric, scale)
+    called = [check_names(name, None, space, len(m)) for name, space, m in zip(names, entries, mass, strict=True)]
+    return Inputs(raw, [m / m.sum() for m in mass], scales, unit, metric, scale, called)
 
 
 def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None:
@@ -146,14 +160,20 @@ def check_jobs(n_jobs: object) -> None:
 
 def as_list(name: str, value: object, least: int, exactly: int | None = None) -> list[Any]:
     """The entries, at least so many of them, or as many as there are spaces."""
-    if isinstance(value, str | bytes | dict) or not isinstance(value, Sequence):
+    value = list(value.values()) if isinstance(value, Mapping) else value
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         hint = "; for a stack of them, list(array)" if hasattr(value, "shape") else ""
-        raise TypeError(f"{name} must be a list, got {type(value).__name__}{hint}")
+        raise TypeError(f"{name} must be a list, or a dict by name, got {type(value).__name__}{hint}")
     if exactly is not None and len(value) != exactly:
         raise ValueError(f"{name} must have one entry for each of {exactly} spaces, got {len(value)}")
     if len(value) < least:
         raise ValueError(f"{name} must hold at least {least} spaces, got {len(value)}")
     return list(value)
+
+
+def names_of(spaces: object) -> tuple[Any, ...] | None:
+    """The names of spaces, None of those in a list."""
+    return tuple(spaces) if isinstance(spaces, Mapping) else None
 
 
 def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:

@@ -7,7 +7,7 @@ distances are those that solving all pairs gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -51,11 +51,11 @@ class Neighbours:
 
 @entry(OF_MANY | dict.fromkeys(("k", "n_neighbors"), "n_neighbours"), ADVICE_ON_MANY)
 def gw_neighbours(
-    spaces: Sequence[Any],
+    spaces: Sequence[Any] | Mapping[Any, Any],
     n_neighbours: int = 5,
     *,
     queries: Sequence[Any] | None = None,
-    masses: Sequence[Any] | None = None,
+    masses: Sequence[Any] | Mapping[Any, Any] | None = None,
     distances: str = "auto",
     scale: str = "auto",
     tol: float = 1e-2,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from torchgw import validate
+from torchgw.results.matches import import_pandas, named
 from torchgw.types import Array
 
 Pair: TypeAlias = tuple[int, int]
@@ -90,6 +93,9 @@ class PairwiseResult:
     seconds : time of the call.
     matchings : for each pair that keeps one, its indices into both spaces; None unless they were asked for. Read it
         through `matching`. The spaces of ``against`` count on from n here.
+    names, names_against : of the spaces (n,) and (k,), which `pair`, `matching` and `matches` take in place of indices;
+        None of spaces that came in a list.
+    names_points : for each space (n,) or (n + k,) the names of its points (N_i,), None where it brought none.
     """
 
     values: Array
@@ -103,6 +109,9 @@ class PairwiseResult:
     seconds: float
     matchings: Mapping[Pair, tuple[Array, Array]] | None = None
     n_against: int | None = None
+    names: tuple[Any, ...] | None = None
+    names_against: tuple[Any, ...] | None = None
+    names_points: tuple[NDArray[np.object_] | None, ...] | None = None
 
     @property
     def condensed(self) -> Array:
@@ -129,27 +138,45 @@ class PairwiseResult:
         found[np.triu_indices(self.n_spaces, 1)] = self.condensed
         return found + found.T
 
-    def pair(self, i: int, j: int) -> int:
+    def table(self) -> Any:
+        """`square` as a pandas DataFrame, whose rows and columns have the names of the spaces, or else their indices.
+
+        Raises
+        ------
+        ImportError
+            Without pandas.
+        """
+        return import_pandas().DataFrame(
+            self.square(), self.names, self.names if self.n_against is None else self.names_against
+        )
+
+    def pair(self, i: Any, j: Any) -> int:
         """Where the vectors of pairs have two spaces.
 
         Parameters
         ----------
-        i, j : their indices, in any order; with ``against`` that of a space and that of one of the others.
+        i, j : their names or indices, in any order; with ``against`` that of a space and that of one of the others.
         """
+        one, other = self._places(i, j)
         if self.n_against is not None:
-            i = validate.integer("i", i, least=0, most=self.n_spaces - 1)
-            return i * self.n_against + validate.integer("j", j, least=0, most=self.n_against - 1)
-        i, j = (validate.integer(name, k, least=0, most=self.n_spaces - 1) for name, k in (("i", i), ("j", j)))
-        if i == j:
-            raise ValueError(f"i and j must differ, got {i} twice")
-        return position(min(i, j), max(i, j), self.n_spaces)
+            return one * self.n_against + other
+        return position(min(one, other), max(one, other), self.n_spaces)
 
-    def matching(self, i: int, j: int) -> Array:
+    def _places(self, i: Any, j: Any) -> tuple[int, int]:
+        """The indices of two spaces; of the second among those of ``against`` if there are such."""
+        alone = self.n_against is None
+        i = _place("i", i, self.n_spaces, self.names)
+        j = _place("j", j, *((self.n_spaces, self.names) if alone else (self.n_against, self.names_against)))
+        if alone and i == j:
+            raise ValueError(f"i and j must differ, got {i} twice")
+        return i, j
+
+    def matching(self, i: Any, j: Any) -> Array:
         """(N_i,) for each point of space i the index in space j that it sends most mass to; -1 for points without mass.
 
         Parameters
         ----------
-        i, j : indices of the two spaces, as in `pair`.
+        i, j : names or indices of the two spaces, as in `pair`.
 
         Raises
         ------
@@ -157,6 +184,7 @@ class PairwiseResult:
             Without ``keep="matchings"``, or where the pair was not solved or failed.
         """
         at = self.pair(i, j)
+        i, j = self._places(i, j)
         if self.matchings is None:
             raise ValueError("matchings were not kept; use gw_pairwise(..., keep='matchings')")
         k = j if self.n_against is None else self.n_spaces + j
@@ -165,8 +193,41 @@ class PairwiseResult:
             raise ValueError(f"the pair ({i}, {j}) has no matching: {PairStatus(int(self.status[at]))}")
         return both[0] if i < k else both[1]
 
+    def matches(self, i: Any, j: Any) -> Any:
+        """`matching` as a pandas DataFrame of the columns ``source`` and ``target``, a row for each point of space i.
+
+        Points have their names, or else their indices. ``target`` is missing for points without mass.
+
+        Parameters
+        ----------
+        i, j : names or indices of the two spaces, as in `pair`.
+
+        Raises
+        ------
+        ValueError, ImportError
+            As `matching`, and without pandas.
+        """
+        found = torch.from_numpy(self.matching(i, j))
+        i, j = self._places(i, j)
+        known = self.names_points or (None,) * (self.n_spaces + (self.n_against or 0))
+        source, target = known[i], known[j if self.n_against is None else self.n_spaces + j]
+        columns = {
+            "source": np.arange(len(found)) if source is None else source,
+            "target": named(found, found >= 0, target),
+        }
+        return import_pandas().DataFrame(columns)
+
     def __repr__(self) -> str:
         counts = [f"{int((self.status == code).sum())} {code.name.lower()}" for code in PairStatus]
         kinds = ", ".join(text for text in counts if not text.startswith("0 "))
         spaces = self.n_spaces if self.n_against is None else f"{self.n_spaces} x {self.n_against}"
         return f"PairwiseResult({spaces} spaces, {len(self.values)} pairs: {kinds}, {self.seconds:.1f} s)"
+
+
+def _place(argument: str, given: Any, count: int | None, names: tuple[Any, ...] | None) -> int:
+    """The index of a space that is given by its name, or by its index."""
+    if names is not None and given in names:
+        return names.index(given)
+    if names is not None and not isinstance(given, int | np.integer):
+        raise ValueError(f"{argument} must be the name of a space or its index, got {given!r}; names begin {names[:5]}")
+    return validate.integer(argument, given, least=0, most=(count or 0) - 1)

@@ -320,6 +320,21 @@ def read_dataset(found: Any, what: str, limit: int, kinds: str = NUMBERS) -> Arr
     return array
 
 
+def read_texts(found: Any, what: str, limit: int) -> Array:
+    """The texts of an HDF5 dataset, as objects."""
+    import h5py
+
+    if not isinstance(found, h5py.Dataset) or h5py.check_string_dtype(found.dtype) is None:
+        raise ValueError(
+            f"{what} must hold text, got {'nothing' if found is None else getattr(found, 'dtype', 'a group')}"
+        )
+    check_dataset(found, what, limit)
+    fits(what, found.size, limit, found.shape)
+    fits(what, found.size + _text_bytes(found, limit) // 8, limit)
+    texts: Array = found.asstr()[()]
+    return texts
+
+
 def check_dataset(found: Any, what: str, limit: int) -> None:
     """Refuse what lies in other files, or unpacks to more than it declares."""
     if found.is_virtual or found.external:

@@ -31,6 +31,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
+from torchgw.request.attributes import coordinates, in_numbers
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
 from torchgw.request.devices import pick_device
 from torchgw.request.limits import (
@@ -92,7 +93,7 @@ logger = logging.getLogger("torchgw")
 
 SHARP = "take epsilon=0 for the optimum without entropy"
 
-Cost: TypeAlias = "Array | Tensor | tuple[Array | Tensor, Array | Tensor] | FeatureCost"
+Cost: TypeAlias = "Array | Tensor | tuple[Any, Any] | FeatureCost | str | list[str]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +150,14 @@ class Asked:
         check_mode(self.gradient_mode)
         if self.callback is not None and not callable(self.callback):
             raise TypeError(f"callback must be callable or None, got {type(self.callback).__name__}")
+
+    def in_numbers(self) -> Asked:
+        """The same call without names of attributes, without texts in features and labels, and with two arrays of
+        features as a tuple."""
+        points, cost = (self.X, self.Y), as_pair(self.cost)
+        X, Y = coordinates(points, cost, self.supervision)
+        cost, supervision = in_numbers(points, cost, self.supervision, self.options.max_memory)
+        return replace(self, X=X, Y=Y, cost=cost, supervision=supervision)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -218,8 +227,9 @@ class Request:
             As `gw_align` says, before any distance is computed.
         """
         asked.check()
+        asked = asked.in_numbers()
         mode, marginals, supervision = asked.gradient_mode, asked.marginals, asked.supervision
-        cost = as_pair(asked.cost)
+        cost = asked.cost
         weight = check_alpha(asked.alpha, cost)
         alpha = asked.alpha if isinstance(asked.alpha, Tensor) else weight
         facts = facts_of(
@@ -471,7 +481,7 @@ class Request:
         init = whole.init.plan if isinstance(whole.init, Readable) else whole.init
         weight, graphs = whole.options.spaces.weight, (name for name in "XY" if validate.is_networkx(kept[name]))
         matrices = {name: validate.adjacency(name, kept[name], weight) for name in graphs}
-        decided = {"cost": as_pair(whole.cost), "init": init, "epsilon": epsilon, "device": self.device}
+        decided = {"init": init, "epsilon": epsilon, "device": self.device}
         names = dict(zip(("names_x", "names_y"), map(stored, self.names), strict=True))
         return kept | matrices | decided | names
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.supervision import Supervision, pairs_between
-from torchgw.request.objective import as_pair, check_cost
+from torchgw.request.objective import check_cost
 from torchgw.request.spaces import geodesic_kind
 from torchgw.spaces.edges import components
 from torchgw.spaces.prepare import ON_GRAPHS, Space
@@ -61,7 +61,7 @@ class Support:
             given = getattr(asked, mass)
             changed[mass] = _taken(given, index) if isinstance(given, Tensor) else given
             made.append(found)
-        return (made[0], made[1]), replace(asked, **changed, cost=self.cost(as_pair(asked.cost)))
+        return (made[0], made[1]), replace(asked, **changed, cost=self.cost(asked.cost))
 
     @property
     def sides(self) -> tuple[Tensor, Tensor]:

@@ -135,10 +135,7 @@ class Matched(Readable):
         O(N K r) time, in blocks of rows; of large plans without most tiles. `argmax` of a streamed plan is faster, but
         where several points get nearly as much mass it may name another of these.
         """
-        try:
-            import pandas as pd
-        except ImportError:
-            raise ImportError("a table needs pandas, which is not installed: pip install pandas") from None
+        pandas = import_pandas()
         coupling = in_blocks(self.coupling, "table")
         value, index, mutual = matches_both_ways(coupling)
         mass = coupling.marginal(1).detach().double().cpu()
@@ -146,27 +143,34 @@ class Matched(Readable):
         matched, rivalled = (mass > 0) & (first > 0), (mass > 0) & (second > 0)
         columns: dict[str, Any] = {
             "source": np.arange(len(mass)) if self.names_x is None else self.names_x,
-            "target": _named(index[:, 0], matched, self.names_y),
+            "target": named(index[:, 0], matched, self.names_y),
             "share": torch.where(matched, first / mass, torch.nan).clamp(max=1.0).numpy(),
-            "runner_up": _named(index[:, 1], rivalled, self.names_y),
+            "runner_up": named(index[:, 1], rivalled, self.names_y),
             "mutual": mutual.numpy(),
             "confidence": torch.where(matched, 1 - second / first, torch.nan).numpy(),
         }
         cost = _cost_difference(coupling, value, index, self.epsilon)
         if cost is not None:
             columns["cost_difference"] = torch.where(rivalled, cost, torch.nan).numpy()
-        return pd.DataFrame(columns)
+        return pandas.DataFrame(columns)
 
 
-def _named(index: Tensor, some: Tensor, names: NDArray[np.object_] | None) -> Any:
+def import_pandas() -> Any:
+    """pandas, which is not needed elsewhere."""
+    try:
+        import pandas
+    except ImportError:
+        raise ImportError("a table needs pandas, which is not installed: pip install pandas") from None
+    return pandas
+
+
+def named(index: Tensor, some: Tensor, names: NDArray[np.object_] | None) -> Any:
     """Names of target points, or indices that may be missing."""
-    import pandas as pd
-
     if names is not None:
         found = np.full(len(index), None, dtype=object)
         found[some.numpy()] = np.asarray(names, dtype=object)[index[some].numpy()]
         return found
-    return pd.arrays.IntegerArray(index.numpy(), ~some.numpy())
+    return import_pandas().arrays.IntegerArray(index.numpy(), ~some.numpy())
 
 
 def match_and_runner_up(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:

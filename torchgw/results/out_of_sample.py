@@ -14,9 +14,11 @@ A stored plan without entropy gets potentials first: those of its soft plan, see
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
@@ -33,6 +35,7 @@ from torchgw.solvers.soft_plan import epsilon_of, solved_stored
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
+Names: TypeAlias = "tuple[NDArray[np.object_] | None, NDArray[np.object_] | None]"
 FITTED_POINTS = 20_000  # known points of the regression
 MISFIT_BITS = 0.5  # root mean square error of the score, in bits, from which on the regression is refused
 RESOLVED = 1e-10  # relative singular value below which a direction is left out
@@ -44,13 +47,16 @@ class Unseen(Matched):
 
     New source points: shape (m, K), for ``argmax()``, ``top_k``, ``pull``, ``row``. New target points: shape (N, m),
     for ``argmax()`` and ``push``. A point far from all known ones is mapped all the same, like the known ones nearest
-    to it: look at its distances where that may happen.
+    to it: look at its distances where that may happen. Known points have the names that the result has, new ones those
+    of the index of a data frame; `table` shows them.
     """
 
-    def __init__(self, coupling: BlockCoupling, side: int, numpy_input: bool, max_memory: int) -> None:
+    def __init__(
+        self, coupling: BlockCoupling, side: int, numpy_input: bool, max_memory: int, names: Names = (None, None)
+    ) -> None:
         self.coupling, self.numpy_input, self._max_memory = coupling, numpy_input, max_memory
         self._axis = 1 - side
-        self.names_x = self.names_y = None
+        self.names_x, self.names_y = names
         self.epsilon = math.nan
 
     @property

@@ -40,6 +40,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
+from torchgw.request.names import check_names
 from torchgw.request.request import Request
 from torchgw.results.out_of_sample import Unseen, extended
 from torchgw.results.parts import is_divided, is_part, read_parts
@@ -404,7 +405,8 @@ class GWResult(Softened):
         Parameters
         ----------
         points : (m, D) like X, or (m, E) like Y for ``side="target"``; rows of raw distances to all known points,
-            (m, N) or (m, K), where the space was a matrix, a graph or a provider.
+            (m, N) or (m, K), where the space was a matrix, a graph or a provider. The index of a data frame names
+            them.
         side : "source" or "target", the side that the points belong to.
 
         Returns
@@ -428,7 +430,9 @@ class GWResult(Softened):
         chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
         coupling, known = self._map()
         found = extended(coupling, known, points, chosen, self.epsilon)
-        return Unseen(found, chosen, self.numpy_input, self.max_memory)
+        new = check_names("points", None, points, found.shape[chosen])
+        names = (self.names_x, new) if chosen else (new, self.names_y)
+        return Unseen(found, chosen, self.numpy_input, self.max_memory, names)
 
     def _map(self) -> tuple[BlockCoupling, tuple[KnownPoints, KnownPoints]]:
         """What maps new points; refused where nothing can."""

@@ -119,28 +119,20 @@ def _array(given: Any) -> Array:
     return validate.as_numpy(given)
 
 
-def is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas has for nothing."""
-    try:
-        return value is None or bool(value != value)
-    except TypeError:  # pandas.NA has no truth
-        return True
-
-
 def _unboxed(array: Array) -> Array:
     """Numbers that lie in an array of objects, the missing ones NaN; other objects as they are."""
-    present = [value for value in array if not is_missing(value)]
+    present = [value for value in array if not validate.is_missing(value)]
     if not present or any(isinstance(value, bool) or not isinstance(value, Real) for value in present):
         return array
     whole = all(isinstance(value, Integral) for value in present)
     if whole and len(set(present)) <= FEW:
         return array  # few integers are labels
-    return np.array([np.nan if is_missing(value) else float(value) for value in array])
+    return np.array([np.nan if validate.is_missing(value) else float(value) for value in array])
 
 
 def _labels(array: Array, categories: list[Any] | None) -> Labels:
     """Labels in the order of their categories where they have one, else sorted."""
-    present = {value for value in array if not is_missing(value)}
+    present = {value for value in array if not validate.is_missing(value)}
     if categories is None:
         try:
             order = sorted(present)
@@ -149,5 +141,5 @@ def _labels(array: Array, categories: list[Any] | None) -> Labels:
     else:
         order = [value for value in categories if value in present]
     place = {value: i for i, value in enumerate(order)}
-    codes = np.array([-1 if is_missing(value) else place[value] for value in array], dtype=np.int64)
+    codes = np.array([-1 if validate.is_missing(value) else place[value] for value in array], dtype=np.int64)
     return Labels(codes, tuple(map(str, order)))
