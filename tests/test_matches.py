@@ -16,13 +16,16 @@ from scipy.sparse import csr_array
 
 from tests.problems import ROLL, SPIRAL, dense_coupling, generator, potential_coupling, tiled_coupling
 from torchgw import GWResult, gw_align
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, rounded
 from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.couplings.tiled import TiledCoupling
+from torchgw.kernels.tiles import all_tiles
 from torchgw.results.matches import Matched
-from torchgw.solvers.one_to_one import assign, best_mates, potentials
+from torchgw.solvers.one_to_one import _factored, assign, auction, potentials
 from torchgw.types import Array
+from torchgw.views.matches import matches_of
 
 
 def low_rank(n: int, k: int) -> LowRankCoupling:
@@ -64,6 +67,69 @@ class Plan(Matched):
 
 def best_total(plan: Array) -> float:
     return float(plan[linear_sum_assignment(plan, maximize=True)].sum())
+
+
+def doubled(coupling: BlockCoupling) -> BlockCoupling:
+    """With every point twice, in another order: all entries four times, up to rounding."""
+    held = coupling.tensors()
+    row, column = (torch.randperm(2 * m, generator=generator(m)) % m for m in coupling.shape)
+    if isinstance(coupling, SparseCoupling):
+        return SparseCoupling.of(csr_array(coupling.to_dense()[row][:, column].numpy()), torch.device("cpu"))
+    if isinstance(coupling, TiledCoupling):  # all tiles, far from each other, and next to no correction
+        sizes = [2 * m for m in coupling.shape]
+        tiles = all_tiles(*sizes, 4, torch.device("cpu"))
+        held |= {"tile_first": tiles.first, "tile_column": tiles.column, "x": 1e-9 * held["x"]}
+        held |= {"A": 3 * held["A"], "B": 3 * held["B"]} if not tiles.separable else {}
+        held |= {"row_order": torch.arange(sizes[0]), "column_order": torch.randperm(sizes[1], generator=generator(1))}
+    sides = {"A": row, "f": row, "x": row, "Q": row, "B": column, "y": column, "R": column}
+    sides["g"] = column if "Q" not in held else torch.arange(len(held["g"]))
+    if isinstance(coupling, DenseCoupling):
+        return DenseCoupling(coupling.plan[row][:, column])
+    return type(coupling)(**{name: side[sides[name]] if name in sides else side for name, side in held.items()})
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_readers_name_the_lowest_of_the_largest_entries(kind: str, shape: tuple[int, int], twice: bool) -> None:
+    """The match of a row, its runners-up, and the match of a column, of plans whose points come once or twice."""
+    coupling = doubled(KINDS[kind](*shape)) if twice else KINDS[kind](*shape)
+    plan = coupling.to_dense()
+    n, k = plan.shape
+    order, back = (rounded(each).sort(dim=1, descending=True, stable=True).indices for each in (plan, plan.T))
+    for count in {1, min(2, k), min(7, k), k}:
+        some = torch.tensor([n - 1, 0, n // 2])
+        for value, index in (coupling.top_k(count), coupling.top_k(count, torch.arange(n))):
+            np.testing.assert_array_equal(index, order[:, :count])
+            torch.testing.assert_close(value, plan.gather(1, index))
+        np.testing.assert_array_equal(coupling.top_k(count, some)[1], order[some, :count])
+    match, backwards = order[:, 0], back[:, 0]
+    read = Plan(coupling)
+    np.testing.assert_array_equal(read.argmax(), match)
+    np.testing.assert_array_equal(read.argmax(0), backwards)
+    source, target, _ = read.matching()
+    np.testing.assert_array_equal(target, match[torch.from_numpy(np.asarray(source))])
+    table, has = read.table(), plan.sum(1) > 0
+    np.testing.assert_array_equal(table["target"][has.numpy()].astype(int), match[has])
+    mutual = (backwards[match] == torch.arange(n)) & has
+    np.testing.assert_array_equal(table["mutual"], mutual)
+    np.testing.assert_array_equal(np.asarray(read.mutual())[:, 0], torch.nonzero(mutual)[:, 0])
+    for axis, best, mass in ((1, match, plan.sum(1)), (0, backwards, plan.sum(0))):
+        shown = matches_of(coupling, torch.arange(len(best)), axis, 1).index[:, 0]
+        np.testing.assert_array_equal(shown, torch.where(mass > 0, best, -1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 70, 400])
+def test_tiles_of_many_points_are_left_out_by_parts(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tiled_coupling(300, 400, 1, 2, 128).tensors()
+    order = {name: given[name[:1]][:, 0].argsort() for name in ("A", "B")}
+    given |= {"A": 3 * given["A"][order["A"]], "B": 3 * given["B"][order["B"]], "x": 1e-9 * given["x"]}
+    coupling, seen = TiledCoupling(**given), []
+    within = FactoredPlan.within
+    monkeypatch.setattr(FactoredPlan, "within", lambda *on: seen.append(len(on[1]) * len(on[2])) or within(*on))
+    found = coupling.top_k(count)[1]
+    np.testing.assert_array_equal(found, coupling.to_dense().topk(count, dim=1).indices)
+    assert count > 2 or sum(seen) < 0.8 * 300 * 400
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -113,34 +179,36 @@ def test_one_to_one_has_the_mass_of_the_best_assignment(kind: str, stored: int, 
 
 
 def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
-    """With and without OR-tools; half of them full of ties."""
+    """As stored plans and as plans of few entries; half of them full of ties, some with few entries."""
     rng = np.random.default_rng(0)
     for case in range(50):
         n, k = rng.integers(1, 60, size=2)
         k = n if case % 3 == 0 else k
         plan = rng.random((n, k)) if case % 2 else rng.integers(0, 4, size=(n, k)) / 4
+        plan *= rng.random((n, k)) < (0.2 if case % 5 == 0 else 1.0)
         best = best_total(plan)
         np.testing.assert_allclose(assign(DenseCoupling(torch.from_numpy(plan))).mass.sum(), best)
-        W = csr_array(plan)
-        for flow in (True, False):
-            mate = best_mates(W, plan.max(1), np.zeros(k), flow)
-            row = np.flatnonzero(mate >= 0)
-            u, v = potentials(W, mate)
-            np.testing.assert_allclose(plan[row, mate[row]].sum(), best, rtol=1e-9)
-            np.testing.assert_allclose(u.sum() + v.sum(), best, rtol=1e-9)
-            assert (u[:, None] + v + 1e-9 >= plan).all()
+        prices = rng.random(k) * rng.integers(0, 2)
+        mate, u, v = auction(csr_array(plan), prices, 0.1)
+        row = np.flatnonzero(mate >= 0)
+        assert len(np.unique(mate[row])) == len(row)
+        np.testing.assert_allclose(plan[row, mate[row]].sum(), best, rtol=1e-9)
+        for one, other in ((u, v), potentials(csr_array(plan), mate)):
+            np.testing.assert_allclose(one.sum() + other.sum(), best, rtol=1e-9)
+            assert (one[:, None] + other + 1e-9 >= plan).all()
+            assert min(one.min(), other.min()) >= 0
 
 
 @pytest.mark.parametrize("kind", ["potential", "corrected", "tiled", "separable", "low rank"])
 def test_no_entry_is_above_the_bound_of_its_tile(kind: str) -> None:
     coupling = KINDS[kind](130, 70)
-    plan = FactoredPlan.of(coupling)
-    assert plan is not None
-    ordered = coupling.to_dense()[plan.row_order][:, plan.column_order]
-    for one, bounds in ((ordered, plan.bounds()), (ordered.T, plan.turned.bounds())):
+    for one in (coupling, coupling.turned()):
+        plan = _factored(one)
+        assert plan is not None
+        ordered, bounds = one.to_dense()[plan.row_order][:, plan.column_order], plan.bounds()
         size = plan.size
         for i, j in np.ndindex(*bounds.shape):
-            tile = one[i * size : (i + 1) * size, j * size : (j + 1) * size]
+            tile = ordered[i * size : (i + 1) * size, j * size : (j + 1) * size]
             assert float(tile.max()) <= float(bounds[i, j]) * (1 + 1e-9)
 
 

@@ -157,10 +157,11 @@ class Coupling(Carrier, Protocol):
         """One column index for each entry of ``rows``, drawn from that row of T."""
 
     def top_k(self, k: int) -> tuple[Tensor, Tensor]:
-        """Values and column indices of the k largest entries of each row, both (N, k)."""
+        """Values and column indices of the k largest entries of each row, both (N, k), largest first; of equal ones the
+        lowest column."""
 
     def argmax(self, axis: int) -> Tensor:
-        """Index of the largest entry along ``axis``."""
+        """Index of the largest entry along ``axis``, of equal ones the lowest."""
 
     def to_dense(self) -> Tensor:
         """T as one (N, K) tensor."""

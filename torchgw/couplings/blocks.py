@@ -19,6 +19,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
 
+HALF = 2**21  # half of the last digit that `rounded` keeps, in those of float64
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": ON_GPU}
 
 
@@ -27,6 +28,7 @@ class BlockCoupling(ABC):
     """Everything a `Coupling` offers, derived from ``rows``."""
 
     shape: tuple[int, int]
+    exact = False  # whether an entry is the same number however it is read, as stored ones are
 
     def __init_subclass__(cls) -> None:
         undisturbed_methods(cls, traced=True)
@@ -47,6 +49,10 @@ class BlockCoupling(ABC):
     @abstractmethod
     def times(self, mass: float) -> BlockCoupling:
         """The coupling with ``mass`` times the mass."""
+
+    def turned(self) -> BlockCoupling:
+        """The transposed coupling."""
+        raise NotImplementedError(f"{type(self).__name__} is no plan of a result")
 
     def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> BlockCoupling:
         """The coupling of ``shape`` (N, K) that is this one between the points ``rows`` (n,) and ``columns`` (k,), in
@@ -96,26 +102,18 @@ class BlockCoupling(ABC):
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         return draw(self.rows(rows), 1, generator)[:, 0]
 
-    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
-        values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
-        index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
-        for where, block in self.blocks():
-            values[where], index[where] = block.topk(k, dim=1)
+    def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values and columns of the k largest entries of each row, or of the rows ``points`` (m,), largest first; of
+        equal entries the lowest column. Every other reader of matches asks this one."""
+        n = self.shape[0] if points is None else len(points)
+        values = torch.empty(n, k, dtype=self.dtype, device=self.device)
+        index = torch.empty(n, k, dtype=torch.int64, device=self.device)
+        for where, block in self.blocks(points):
+            values[where], index[where] = largest_entries(block, k, self.exact)
         return values, index
 
     def argmax(self, axis: int) -> Tensor:
-        if axis == 1:
-            found = torch.empty(self.shape[0], dtype=torch.int64, device=self.device)
-            for where, block in self.blocks():
-                found[where] = block.argmax(1)
-            return found
-        best = torch.full((self.shape[1],), -torch.inf, dtype=self.dtype, device=self.device)
-        index = torch.zeros(self.shape[1], dtype=torch.int64, device=self.device)
-        for where, block in self.blocks():
-            value, row = block.max(0)
-            index = torch.where(value > best, row + where.start, index)
-            best = torch.maximum(best, value)
-        return index
+        return (self if axis == 1 else self.turned()).top_k(1)[1][:, 0]
 
     def to_dense(self) -> Tensor:
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -130,6 +128,35 @@ class BlockCoupling(ABC):
             row = torch.arange(where.start, where.stop, device=block.device)
             found.add(row, column, value, leading(value, mass * value.sum(1)))
         return found.matrix()
+
+
+def largest_entries(block: Tensor, k: int, exact: bool = True) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row of a block (n, K) and their columns, both (n, k), the largest first.
+
+    Of equal entries the lowest column comes first. Where an entry is computed anew in each block, not ``exact``,
+    entries that agree to nine digits are equal: their order must not depend on rounding.
+    """
+    compared = block.detach() if exact else rounded(block.detach())
+    if k == 1:
+        index = compared.argmax(1, keepdim=True)
+        return block.gather(1, index), index
+    value, index = compared.topk(min(k + 1, block.shape[1]), dim=1)
+    index = index[:, :k]
+    tied = torch.nonzero((value[:, 1:] == value[:, :-1]).any(1))[:, 0]
+    if len(tied):
+        some, last = compared[tied], value[tied, k - 1 : k]
+        above, equal = some > last, some == last
+        kept = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
+        columns = torch.nonzero(kept)[:, 1].view(-1, k)
+        index[tied] = columns.gather(1, some.gather(1, columns).sort(dim=1, descending=True, stable=True).indices)
+    return block.gather(1, index).sort(1, descending=True).values, index
+
+
+def rounded(value: Tensor) -> Tensor:
+    """Float64 numbers to nine digits, 30 bits; others as they are."""
+    if value.dtype != torch.float64:
+        return value
+    return value.view(torch.int64).add(HALF).bitwise_and_(~(2 * HALF - 1)).view(torch.float64)
 
 
 def leading(value: Tensor, wanted: Tensor) -> Tensor:
@@ -174,6 +201,8 @@ def in_blocks(coupling: Coupling, reader: str) -> BlockCoupling:
 class DenseCoupling(BlockCoupling):
     """A stored plan (N, K), with the base-2 potentials f (N,), g (K,) it came from where there are any."""
 
+    exact = True
+
     def __init__(self, plan: Tensor, f: Tensor | None = None, g: Tensor | None = None) -> None:
         self.plan, self.f, self.g = plan, f, g
         self.shape = (plan.shape[0], plan.shape[1])
@@ -193,6 +222,9 @@ class DenseCoupling(BlockCoupling):
 
     def to_dense(self) -> Tensor:
         return self.plan
+
+    def turned(self) -> DenseCoupling:
+        return DenseCoupling(self.plan.T, self.g, self.f)
 
     def times(self, mass: float) -> DenseCoupling:
         """The coupling with ``mass`` times the mass."""

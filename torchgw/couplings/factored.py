@@ -13,20 +13,21 @@ those of `torchgw.kernels.softmin_tiles.separable`, with 1 + x ln 2 for 2^x, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling
-from torchgw.couplings.low_rank import LowRankCoupling
-from torchgw.couplings.potential import PotentialCoupling
-from torchgw.couplings.tiled import TiledCoupling
-from torchgw.kernels import LN2
-from torchgw.kernels.tiles import centres
+from torchgw.couplings.blocks import largest_entries
+from torchgw.kernels.blocks import parts
+from torchgw.kernels.softmin_tiles import separable
+from torchgw.kernels.tiles import Tiles, centres, inverse_permutation
 
 TILE = 64
 AT_ONCE = 2**24  # scores of points and centres that are held at once
+ROUNDING = 2.0**-28  # of entries, beside bounds on them and beside others that count as equal
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,12 @@ class FactoredPlan:
 
     Attributes
     ----------
-    A, B : factors (N, r), (K, r), float64.
-    f, g : base-2 potentials (N,), (K,); zero without ``power``.
+    A, B : factors (N, r), (K, r).
+    f, g : base-2 potentials (N,), (K,), float64; zero without ``power``.
     x, y : the rank-one correction (N,), (K,).
     row_order, column_order : (N,), (K,), position to index of the point.
     power : whether entries are powers of two of the scores, or the scores.
-    size : points of a tile.
-    kept : which tiles (N / size, K / size) have more than the correction; None for all.
-    moved : factors less the centres of the tiles that are short sums of products, (N, r) and (K, r); None without.
+    tiles : those that have more than the correction; None for all.
     """
 
     A: Tensor
@@ -53,49 +52,128 @@ class FactoredPlan:
     y: Tensor
     row_order: Tensor
     column_order: Tensor
-    power: bool
-    size: int = TILE
-    kept: Tensor | None = None
-    moved: tuple[Tensor, Tensor] | None = None
-
-    @classmethod
-    def of(cls, coupling: BlockCoupling, orders: tuple[Tensor, Tensor] | None = None) -> FactoredPlan | None:
-        """Of a coupling that has factors, else None; ``orders`` of the points where it has none of its own."""
-        if isinstance(coupling, TiledCoupling):
-            held, tiles = {name: side.cpu() for name, side in coupling.tensors().items()}, coupling.tiles
-            size = TILE if tiles.size % TILE == 0 else tiles.size
-            kept = torch.zeros(-(-tiles.n // tiles.size), -(-tiles.k // tiles.size), dtype=torch.bool)
-            kept[tiles.rows.cpu(), tiles.column.cpu()] = True
-            kept = kept.repeat_interleave(tiles.size // size, 0).repeat_interleave(tiles.size // size, 1)
-            kept = kept[: -(-tiles.n // size), : -(-tiles.k // size)]
-            A, B, f, g, x, y = (held[name].double() for name in "ABfgxy")
-            moved = (A - _centre(A, tiles.size), B - _centre(B, tiles.size)) if tiles.separable else None
-            return cls(A, B, f, g, x, y, held["row_order"], held["column_order"], True, size, kept, moved)
-        if isinstance(coupling, LowRankCoupling):
-            A, B = coupling.Q / coupling.g, coupling.R
-            f, g, x, y = (side.new_zeros(len(side)) for side in (A[:, 0], B[:, 0], A[:, 0], B[:, 0]))
-        elif isinstance(coupling, PotentialCoupling):
-            A, B, f, g = coupling.A, coupling.B, coupling.f, coupling.g
-            x, y = (torch.zeros_like(one) if side is None else side for one, side in ((f, coupling.x), (g, coupling.y)))
-        else:
-            return None
-        row, column = (torch.arange(n) for n in coupling.shape) if orders is None else orders
-        sides = ((A, row), (B, column), (f, row), (g, column), (x, row), (y, column))
-        A, B, f, g, x, y = (side.detach().cpu().double()[order] for side, order in sides)
-        return cls(A, B, f, g, x, y, row, column, isinstance(coupling, PotentialCoupling))
+    power: bool = True
+    tiles: Tiles | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         return len(self.A), len(self.B)
 
-    @property
-    def turned(self) -> FactoredPlan:
-        """The transposed plan."""
-        kept = None if self.kept is None else self.kept.T
-        moved = None if self.moved is None else self.moved[::-1]
-        factors = self.B, self.A, self.g, self.f, self.y, self.x
-        return FactoredPlan(*factors, self.column_order, self.row_order, self.power, self.size, kept, moved)
+    @cached_property
+    def size(self) -> int:
+        """How many points the smallest tiles have that bounds are for."""
+        return TILE if self.tiles is None or self.tiles.size % TILE == 0 else self.tiles.size
+
+    @cached_property
+    def kept(self) -> Tensor:
+        """Which tiles of `tiles` are kept, (row tiles, column tiles) of booleans."""
+        assert self.tiles is not None
+        tiles, row = self.tiles, self.tiles.rows
+        kept = row.new_zeros(len(tiles.first) - 1, -(-tiles.k // tiles.size), dtype=torch.bool)
+        return kept.index_put_((row, tiles.column), kept.new_ones(()))  # a number of the host is sent there
+
+    @cached_property
+    def _first(self) -> list[int]:
+        """Where the list of each row tile begins."""
+        found: list[int] = [] if self.tiles is None else self.tiles.first.tolist()
+        return found
+
+    @cached_property
+    def _centres(self) -> tuple[Tensor, Tensor]:
+        assert self.tiles is not None
+        return centres(self.A, self.tiles.size), centres(self.B, self.tiles.size)
+
+    def on_host(self) -> FactoredPlan:
+        """The plan on the CPU, with factors in float64."""
+        A, B, f, g, x, y = (side.detach().cpu().double() for side in (self.A, self.B, self.f, self.g, self.x, self.y))
+        orders, tiles = (self.row_order.cpu(), self.column_order.cpu()), self.tiles
+        if tiles is not None:
+            tiles = replace(tiles, first=tiles.first.cpu(), column=tiles.column.cpu())
+        return FactoredPlan(A, B, f, g, x, y, *orders, self.power, tiles)
+
+    def block(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The plan at positions ``rows`` (n,) and ``columns`` (k,)."""
+        found = self._scored(rows, columns)
+        if self.tiles is not None:
+            size = self.tiles.size
+            found.mul_(self.kept[rows // size][:, columns // size])
+        return found.addr_(self.x[rows], self.y[columns])
+
+    def within(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """The plan at positions ``rows`` (n,) and ``columns`` (k,), all of them in kept tiles."""
+        return self._scored(rows, columns).addr_(self.x[rows], self.y[columns])
+
+    def _scored(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Entries as if all tiles were kept, without the correction."""
+        if self.tiles is not None and self.tiles.separable:
+            return separable.entries(self.A, self.B, self._centres, self.tiles.size, self.f, self.g, rows, columns)
+        A, B = self.A[rows].to(self.f.dtype), self.B[columns].to(self.f.dtype)
+        return self.entries(torch.addmm(self.g[columns], A, B.T).add_(self.f[rows, None]))
+
+    def top_k(self, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values and points of the k largest entries of each row, or of the ascending positions ``rows`` (m,): (m, k).
+
+        Each row reads the tile with its highest bound first. Tiles are left out whose bound is below what that gives.
+        O(N K r / 64) time for bounds on kept tiles, and O(r) for each entry that is read.
+        """
+        every = torch.arange(len(self.A), device=self.f.device)
+        rows = every if rows is None else rows
+        values, index = self.f.new_zeros(len(rows), k), every.new_zeros(len(rows), k).add_(every.new_tensor(range(k)))
+        present = torch.nonzero((self.f[rows] > -torch.inf) | (self.x[rows] > 0))[:, 0]
+        for place, columns in self._promising(k, rows, present):
+            column, order = self.column_order[columns].sort()
+            block = self.within(rows[place], columns[order])
+            values[place], at = largest_entries(block, k, exact=False)
+            index[place] = column[at]
+        # Entries outside the kept tiles are those of the correction.
+        rival = self.x[rows[present]] * self.y.max() * (1 + ROUNDING)
+        spread = present[torch.nonzero(values[present, -1] <= rival)[:, 0]]
+        for place in parts(spread, len(self.B)):
+            block = self.block(rows[place], inverse_permutation(self.column_order))
+            values[place], index[place] = largest_entries(block, k, exact=False)
+        return values, index
+
+    def _promising(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Places of some ``rows``, of the ``present`` ones, and kept columns among which are the k largest entries of
+        these; none where fewer columns are kept."""
+        unit = self.size if self.tiles is None else self.tiles.size
+        b = centres(self.B, self.size)
+        reach, highest = self._reach(self.B, b), self._largest(self.y[:, None])[:, 0]
+        ends = torch.arange(-(-len(self.A) // unit) + 1, device=rows.device) * unit
+        bounds = torch.searchsorted(rows[present], ends).tolist()
+        for tile, (start, stop) in enumerate(pairwise(bounds)):
+            tiles, every = self._column_tiles(tile)
+            if start == stop or len(every) < k:
+                continue
+            places = torch.split(present[start:stop], self.size)
+            a = torch.stack([self.A[rows[place]].double().mean(0) for place in places])
+            across = self._largest(torch.addmm(self.g[every, None], self.B[every].double(), a.T))
+            across.addmm_(b[tiles], a.T, alpha=-1)
+            for place, centre, most in zip(places, a, across.T, strict=True):
+                A = self.A[rows[place]].double()
+                far = torch.linalg.vector_norm(A - centre, dim=1)
+                scores = torch.addmm(self.f[rows[place], None], A, b[tiles].T).addr_(far, reach[tiles]).add_(most)
+                bound = self.entries(scores).addr_(self.x[rows[place]], highest[tiles])
+                first = torch.unique(bound.topk(min(-(-k // self.size) + 1, len(tiles)), dim=1).indices)
+                least = self.within(rows[place], self._columns(tiles[first])).topk(k, dim=1).values[:, -1:]
+                yield place, self._columns(tiles[(bound * (1 + ROUNDING) >= least).any(0)])
+
+    def _column_tiles(self, tile: int) -> tuple[Tensor, Tensor]:
+        """The tiles of ``size`` columns that a row tile keeps, and their columns."""
+        if self.tiles is None:
+            tiles = torch.arange(-(-len(self.B) // self.size), device=self.f.device)
+        else:
+            wide = self.tiles.size // self.size
+            first, last = self._first[tile : tile + 2]
+            within = torch.arange(wide, device=self.f.device)
+            tiles = (self.tiles.column[first:last, None] * wide + within).flatten()
+            tiles = tiles[tiles * self.size < len(self.B)]
+        return tiles, self._columns(tiles)
+
+    def _columns(self, tiles: Tensor) -> Tensor:
+        columns = (tiles[:, None] * self.size + torch.arange(self.size, device=tiles.device)).flatten()
+        return columns[columns < len(self.B)]
 
     def entries(self, scores: Tensor) -> Tensor:
         """Entries of the scores, which are written to."""
@@ -106,14 +184,16 @@ class FactoredPlan:
         a, b = (centres(side, self.size) for side in (self.A, self.B))
         far = torch.outer(self._reach(self.A, a), self._reach(self.B, b))
         step = max(AT_ONCE // (len(b) * self.size), 1) * self.size
-        parts = zip(torch.split(self.A, step), torch.split(self.f, step), strict=True)
-        rows = torch.cat([self._largest(torch.addmm(f[:, None], A, b.T)) for A, f in parts])
+        pairs = zip(torch.split(self.A, step), torch.split(self.f, step), strict=True)
+        rows = torch.cat([self._largest(torch.addmm(f[:, None], A, b.T)) for A, f in pairs])
         step = max(AT_ONCE // (len(a) * self.size), 1) * self.size
-        parts = zip(torch.split(self.B - _centre(self.B, self.size), step), torch.split(self.g, step), strict=True)
-        columns = torch.cat([self._largest(torch.addmm(g[:, None], B, a.T)) for B, g in parts])
+        near = self.B - b.repeat_interleave(self.size, 0)[: len(self.B)]
+        pairs = zip(torch.split(near, step), torch.split(self.g, step), strict=True)
+        columns = torch.cat([self._largest(torch.addmm(g[:, None], B, a.T)) for B, g in pairs])
         found = self.entries(rows.add_(columns.T).add_(far))
-        if self.kept is not None:
-            found *= self.kept
+        if self.tiles is not None:
+            wide = self.tiles.size // self.size
+            found *= self.kept.repeat_interleave(wide, 0).repeat_interleave(wide, 1)[: len(a), : len(b)]
         x, y = (self._largest(side[:, None])[:, 0] for side in (self.x, self.y))
         return found.addr_(x, y)
 
@@ -127,52 +207,13 @@ class FactoredPlan:
         far = torch.linalg.vector_norm(side - centre.repeat_interleave(self.size, 0)[: len(side)], dim=1)
         return self._largest(far[:, None])[:, 0]
 
-    def runners_up(self, column: Tensor) -> Tensor:
-        """The second largest entry (N,) among a position ``column`` (N,) of each row and those of its tile."""
-        found = torch.zeros_like(self.f)
-        if self.size == 1:
-            return found
-        within = torch.arange(self.size)
-        for part in torch.split(torch.arange(len(column)), AT_ONCE // self.size // max(self.A.shape[1], 1)):
-            near = (column[part] // self.size * self.size)[:, None] + within
-            here = near.clamp(max=len(self.B) - 1)
-            scores = (self.B[here] @ self.A[part, :, None])[..., 0] + self.g[here] + self.f[part, None]
-            if self.moved is None:
-                block = self.entries(scores)
-            else:
-                block = _separable(scores, (self.moved[1][here] @ self.moved[0][part, :, None])[..., 0])
-            if self.kept is not None:
-                block *= self.kept[part // self.size, column[part] // self.size][:, None]
-            block.addcmul_(self.x[part, None], self.y[here])
-            found[part] = block.masked_fill_(near >= len(self.B), 0.0).topk(2, dim=1).values[:, -1]
-        return found
-
     def above(self, u: Tensor, v: Tensor, bounds: Tensor, slack: float = 0.0) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Tiles of rows, columns (m,) among which are all with (1 + slack) T_ij > u_i + v_j, and the plan there."""
         low_u, low_v = (-self._largest(-side[:, None])[:, 0] for side in (u, v))
-        within = torch.arange(self.size)
         for tile, bound in enumerate(bounds):
             which = torch.nonzero(bound * (1 + slack) > low_u[tile] + low_v)[:, 0]
             if len(which) == 0:
                 continue
-            rows = slice(tile * self.size, min((tile + 1) * self.size, len(self.A)))
-            columns = (which[:, None] * self.size + within).flatten()
-            columns = columns[columns < len(self.B)]
-            scores = torch.addmm(self.g[columns], self.A[rows], self.B[columns].T).add_(self.f[rows, None])
-            if self.moved is None:
-                block = self.entries(scores)
-            else:
-                block = _separable(scores, self.moved[0][rows] @ self.moved[1][columns].T)
-            if self.kept is not None and not bool(self.kept[tile, which].all()):
-                block *= self.kept[tile, columns // self.size]
-            yield rows, columns, block.addr_(self.x[rows], self.y[columns])
-
-
-def _centre(side: Tensor, size: int) -> Tensor:
-    """The centre of each point's tile, (n, r)."""
-    return centres(side, size).repeat_interleave(size, 0)[: len(side)]
-
-
-def _separable(scores: Tensor, near: Tensor) -> Tensor:
-    """2^(score - x) (1 + x ln 2); the scores are written to."""
-    return scores.sub_(near).exp2_().mul_(near.mul_(LN2).add_(1.0))
+            rows = torch.arange(tile * self.size, min((tile + 1) * self.size, len(self.A)))
+            columns = self._columns(which)
+            yield slice(int(rows[0]), int(rows[-1]) + 1), columns, self.block(rows, columns)

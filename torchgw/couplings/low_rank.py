@@ -58,6 +58,9 @@ class LowRankCoupling(BlockCoupling):
         found = torch.searchsorted(levels.flatten(), uniform.clamp_max(LARGEST_UNIFORM) + component, right=True)
         return (found - component * size).clamp(0, size - 1)
 
+    def turned(self) -> LowRankCoupling:
+        return LowRankCoupling(self.R, self.Q, self.g)
+
     def times(self, mass: float) -> LowRankCoupling:
         """The coupling with ``mass`` times the mass; its factors keep Q^T 1 = R^T 1 = g where they had it."""
         return LowRankCoupling(self.Q * mass, self.R * mass, self.g * mass)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling
+from torchgw.couplings.blocks import BlockCoupling, largest_entries
 from torchgw.kernels.blocks import block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT
 from torchgw.kernels.sampling import draw
@@ -68,23 +68,23 @@ class PotentialCoupling(BlockCoupling):
             return super().sample_columns(rows, generator)
         return sampled(self.A[rows], self.B, self.g, generator)
 
-    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
+    def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `BlockCoupling.top_k`; without a correction by the scores, which also rank entries that are too small."""
         if self.x is not None:
-            return super().top_k(k)
-        values, columns = largest(self.A, self.B, self.g, k)
-        return values.add_(self.f[:, None]).exp2_(), columns
-
-    def argmax(self, axis: int) -> Tensor:
-        if self.x is not None:
-            return super().argmax(axis)
-        A, B, g = (self.A, self.B, self.g) if axis == 1 else (self.B, self.A, self.f)
-        return largest(A, B, g, 1)[1][:, 0]
+            return super().top_k(k, points)
+        A, f = (self.A, self.f) if points is None else (self.A[points], self.f[points])
+        values, columns = largest(A, self.B, self.g, k)
+        absent = f.isneginf()[:, None]
+        return values.add_(f[:, None]).exp2_(), torch.where(absent, torch.arange(k, device=f.device), columns)
 
     def tensors(self) -> dict[str, Tensor]:
         found = {"A": self.A, "B": self.B, "f": self.f, "g": self.g}
         if self.x is not None and self.y is not None:
             found |= {"x": self.x, "y": self.y}
         return found
+
+    def turned(self) -> PotentialCoupling:
+        return PotentialCoupling(self.B, self.A, self.g, self.f, self.y, self.x)
 
     def times(self, mass: float) -> PotentialCoupling:
         """The coupling with ``mass`` times the mass."""
@@ -133,7 +133,7 @@ def largest(A: Tensor, B: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor
     """Values and columns of the ``count`` largest entries of each row of A B^T + g, both (N, count)."""
     values, columns = g.new_empty(len(A), count), torch.empty(len(A), count, dtype=torch.int64, device=A.device)
     for where, block in scores(A, B, g):
-        values[where], columns[where] = block.max(1, keepdim=True) if count == 1 else block.topk(count, dim=1)
+        values[where], columns[where] = largest_entries(block, count, exact=False)
     return values, columns
 
 

@@ -178,11 +178,13 @@ class Readable:
     def argmax(self, axis: int = 1) -> Array | Tensor:
         """For each source point the target index it sends most mass to, (N,).
 
-        A point without mass gets 0: nothing is known of it.
+        Of equal masses the lowest index counts. A point without mass gets 0: nothing is known of it.
 
         Parameters
         ----------
         axis : 1, or 0 for the reverse: for each target point the source index that sends it most, (K,).
+
+        O(N K r) time at most; of a streamed plan, tiles that cannot have the largest entries are not read.
         """
         validate.integer("axis", axis, least=0, most=1)
         return self._given(self.coupling.argmax(axis))

@@ -157,12 +157,7 @@ class RoundedTiles(NamedTuple):
     residual: float
 
     def coupling(
-        self,
-        A: Tensor,
-        B: Tensor,
-        row_order: Tensor | None = None,
-        column_order: Tensor | None = None,
-        matching: Tensor | None = None,
+        self, A: Tensor, B: Tensor, row_order: Tensor | None = None, column_order: Tensor | None = None
     ) -> TiledCoupling:
         """As a coupling with the factors (N, r), (K, r) of the score; the orders give the user's index of each
         position, the same by default."""
@@ -172,7 +167,6 @@ class RoundedTiles(NamedTuple):
             torch.arange(n, device=device) if row_order is None else row_order,
             torch.arange(k, device=device) if column_order is None else column_order,
             *(torch.tensor(tiles.size), tiles.first, tiles.column, torch.tensor(tiles.separable)),
-            matching,
         )
 
 

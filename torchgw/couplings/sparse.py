@@ -24,6 +24,8 @@ class SparseCoupling(BlockCoupling):
     ``width`` () is K.
     """
 
+    exact = True
+
     def __init__(self, mass: Tensor, column: Tensor, first: Tensor, width: Tensor) -> None:
         self.mass, self.column, self.first, self.width = mass, column, first, width
         self.shape = (len(first) - 1, int(width))
@@ -83,8 +85,8 @@ class SparseCoupling(BlockCoupling):
         order = torch.from_numpy(np.lexsort((column, -self.mass.cpu().numpy(), row))).to(self.device)
         return order, torch.arange(len(order), device=self.device) - self.first[self.row]
 
-    def top_k(self, k: int) -> tuple[Tensor, Tensor]:
-        """O(m log m + N k); columns that a row has no mass on follow those that it has."""
+    def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `BlockCoupling.top_k`; O(m log m + N k); columns that a row has no mass on follow those that it has."""
         order, place = self._by_mass()
         leads = place < k
         where, entry = (self.row[leads], place[leads]), order[leads]
@@ -100,14 +102,7 @@ class SparseCoupling(BlockCoupling):
         later = rank >= count[short][:, None]
         filled = free.gather(1, (rank - count[short][:, None]).clamp(min=0))
         index[short] = torch.where(later, filled, index[short])
-        return values, index
-
-    def argmax(self, axis: int) -> Tensor:
-        read = self if axis == 1 else self.turned()
-        order, place = read._by_mass()
-        found, best = torch.zeros(read.shape[0], dtype=torch.int64, device=self.device), place == 0
-        found[read.row[best]] = read.column[order[best]]
-        return found
+        return (values, index) if points is None else (values[points], index[points])
 
     def to_sparse(self, mass: float) -> Any:
         order, _ = self._by_mass()

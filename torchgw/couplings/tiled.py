@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, SparseEntries, leading
+from torchgw.couplings.factored import FactoredPlan
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.softmin_tiles import PlanProducts, reference, separable
-from torchgw.kernels.sums import scatter
-from torchgw.kernels.tiles import Tiles, centres, inverse_permutation
+from torchgw.kernels.softmin_tiles import PlanProducts, reference
+from torchgw.kernels.tiles import Tiles, inverse_permutation
 from torchgw.persist.codec import storable
 
-NEGLIGIBLE = 0.1
 MOST_SPREAD = 5e7
+ORDERED = ("A", "B", "f", "g", "x", "y", "row_order", "column_order")
 
 
 @storable
@@ -40,7 +40,6 @@ class TiledCoupling(BlockCoupling):
     x, y : the rank-one correction (N,), (K,), float64.
     row_order, column_order : (N,), (K,), position in the tile order to index of the point.
     tile_size, tile_first, tile_column, tile_separable : see `torchgw.kernels.tiles.Tiles`; the first and last ().
-    matching : (N,), what ``argmax(1)`` gives, where it is known already.
     """
 
     _level = 0  # log2 of the factor of the mass that products in float32 leave out
@@ -59,19 +58,17 @@ class TiledCoupling(BlockCoupling):
         tile_first: Tensor,
         tile_column: Tensor,
         tile_separable: Tensor | None = None,
-        matching: Tensor | None = None,
     ) -> None:
         kept = torch.tensor(False) if tile_separable is None else tile_separable
         self._ordered = {"A": A, "B": B, "f": f, "g": g, "x": x, "y": y}
         self._ordered |= {"row_order": row_order, "column_order": column_order}
         self._ordered |= {"tile_first": tile_first, "tile_column": tile_column}
         self.shape = (len(A), len(B))
-        self._matching = matching
         self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, bool(kept))
         self._row_rank, self._column_rank = inverse_permutation(row_order), inverse_permutation(column_order)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.tensors(), "matching": self._matching, "_level": self._level}
+        return {**self.tensors(), "_level": self._level}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         level = state.pop("_level")
@@ -112,7 +109,7 @@ class TiledCoupling(BlockCoupling):
     def times(self, mass: float) -> TiledCoupling:
         """The coupling with ``mass`` times the mass."""
         scaled = {"f": self._ordered["f"] + math.log2(mass), "x": self._ordered["x"] * mass}
-        found = TiledCoupling(**self.tensors() | scaled, matching=self._matching)
+        found = TiledCoupling(**self.tensors() | scaled)
         found._level = self._level + round(math.log2(mass))
         return found
 
@@ -131,54 +128,27 @@ class TiledCoupling(BlockCoupling):
             made["row_order" if names[0] == "A" else "column_order"] = torch.cat((index[order], others.nonzero()[:, 0]))
         first = made["tile_first"]
         made["tile_first"] = torch.cat((first, first[-1:].expand(-(-shape[0] // size) + 1 - len(first))))
-        known = self._matching
-        known = None if known is None else scatter(columns.to(known.device)[known], rows, shape[0])
-        found = TiledCoupling(**made, matching=known)
+        found = TiledCoupling(**made)
         found._level = self._level
         return found
 
     def rows(self, index: Tensor | slice) -> Tensor:
-        ordered = self._ordered
-        where = self._row_rank[index]
-        block = self._entries(where).mul_(self._mask(where))
-        return block.addr_(ordered["x"][where], ordered["y"])[:, self._column_rank]
-
-    def _entries(self, where: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Rows ``where`` and ``columns``, in the tile order, of the plan with all tiles kept and no correction."""
-        A, B, f, g = (self._ordered[name] for name in "ABfg")
-        if columns is None:
-            columns = torch.arange(len(B), device=self.device)
-        if self.tiles.separable:
-            return separable.entries(A, B, self._centres, self.tiles.size, f, g, where, columns)
-        score = A[where].to(self.dtype) @ B[columns].to(self.dtype).T
-        return score.add_(g[columns]).add_(f[where, None]).exp2_()
+        return self.factored.block(self._row_rank[index], self._column_rank)
 
     @cached_property
-    def _centres(self) -> tuple[Tensor, Tensor]:
-        size = self.tiles.size
-        return centres(self._ordered["A"], size), centres(self._ordered["B"], size)
+    def factored(self) -> FactoredPlan:
+        """The plan in the tile order."""
+        members: dict[str, Any] = {name: self._ordered[name] for name in ORDERED}
+        return FactoredPlan(**members, tiles=self.tiles)
 
-    @cached_property
-    def _kept(self) -> Tensor:
-        """Which tiles are kept, (row tiles, column tiles) of booleans."""
-        tiles, row = self.tiles, self.tiles.rows
-        kept = row.new_zeros(len(tiles.first) - 1, -(-tiles.k // tiles.size), dtype=torch.bool)
-        kept.index_put_((row, tiles.column), kept.new_ones(()))  # a number of the host is sent there
-        return kept
-
-    def _mask(self, where: Tensor) -> Tensor:
-        """Which entries of the rows ``where`` in the tile order are in kept tiles, (len, K) of booleans."""
-        size = self.tiles.size
-        return self._kept[where // size].repeat_interleave(size, 1)[:, : self.tiles.k]
-
-    def _products(self, V: Tensor, axis: int, find: bool = False) -> PlanProducts:
+    def _products(self, V: Tensor, axis: int) -> PlanProducts:
         """Products of the uncorrected plan (axis 1) or its transpose (axis 0) with V, in the tile order."""
         ordered = self._ordered
         none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transposed
         sides = (ordered["A"], ordered["f"] - self._level), (ordered["B"], ordered["g"])
         (A, f), (B, g) = sides if axis == 1 else sides[::-1]
-        found, unit = reference.read(A, B, tiles, f, g, V, none, find), 2.0**self._level
-        return found._replace(TV=found.TV * unit, largest=found.largest * unit)
+        found = reference.read(A, B, tiles, f, g, V, none)
+        return found._replace(TV=found.TV * 2.0**self._level)
 
     def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of a product with V, by the plan (axis 1) or its transpose (axis 0): the correction's factors on the side of
@@ -202,23 +172,6 @@ class TiledCoupling(BlockCoupling):
         x, y, rank, _ = self._sides(axis)
         ones = torch.ones(len(y), 1, dtype=x.dtype, device=x.device)
         return (self._products(ones, axis).TV[:, 0] + x * y.sum())[rank]
-
-    def argmax(self, axis: int) -> Tensor:
-        """Of the potentials' plan, without the correction where that is at most a tenth of the largest entry.
-
-        So ties closer than that are open. Where tiles are sums of products, the tile is chosen by their first product.
-        A point without mass gets 0.
-        """
-        if axis == 1 and self._matching is not None:
-            return self._matching
-        x, y, rank, order = self._sides(axis)
-        found = self._products(y.new_zeros(len(y), 0), axis, find=True)
-        index = order[found.argmax][rank]
-        spread = torch.nonzero((x * y.max() > NEGLIGIBLE * found.largest)[rank])[:, 0]
-        lines = self if axis == 1 else self.turned()
-        for part in parts(spread, len(y)):
-            index[part] = lines.rows(part).argmax(1)
-        return index.masked_fill_(self.potentials[1 - axis].isneginf(), 0)
 
     def turned(self) -> TiledCoupling:
         """The transposed coupling."""
@@ -246,7 +199,7 @@ class TiledCoupling(BlockCoupling):
                 continue
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
             for where in parts(every, len(columns)):
-                block = self._entries(where, columns).addr_(x[where], y[columns])
+                block = self.factored.within(where, columns)
                 yield row_order[where], column_order[columns], block, x[where] * highest
 
     def _whole(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -261,18 +214,13 @@ class TiledCoupling(BlockCoupling):
         return drawn
 
     def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Values and column indices of the k largest entries of each row, or of the rows ``points`` (m,)."""
-        values = torch.empty(self.shape[0], k, dtype=self.dtype, device=self.device)
-        index = torch.empty(self.shape[0], k, dtype=torch.int64, device=self.device)
-        for rows, columns, block, rival in self.row_tiles(points):
-            short = rows
-            if len(columns) >= k:
-                values[rows], at = block.topk(k, dim=1)
-                index[rows] = columns[at]
-                short = rows[values[rows, -1] < rival]
-            for part, whole in self._whole(short):
-                values[part], index[part] = whole.topk(k, dim=1)
-        return (values, index) if points is None else (values[points], index[points])
+        """See `BlockCoupling.top_k`. Kept tiles without large entries are not read, see `FactoredPlan.top_k`."""
+        if points is None:
+            values, index = self.factored.top_k(k)
+            return values[self._row_rank], index[self._row_rank]
+        asked, back = torch.unique(self._row_rank[points], return_inverse=True)
+        values, index = self.factored.top_k(k, asked)
+        return values[back], index[back]
 
     def to_sparse(self, mass: float) -> Any:
         found, stored, marginal = SparseEntries(self.shape), 0, self.marginal(1)

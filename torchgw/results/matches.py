@@ -19,7 +19,6 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
-from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.tiled import TiledCoupling
@@ -27,9 +26,6 @@ from torchgw.kernels import LN2
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.solvers.one_to_one import TOLERANCE, assign
 from torchgw.types import Array
-from torchgw.views.matches import turned
-
-ROUNDING = 1e-9  # of entries, beside bounds on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +90,7 @@ class Matched(Readable):
         The total is the highest for plans of up to 2^25 entries, for all stored plans and for plans of few entries. Of
         others, dual potentials that are checked on all pairs of points give ``bound``, which no assignment exceeds.
         The search ends when ``gap`` is within the tolerance, or after six rounds: look at ``gap``. Each round finds the
-        best assignment among some candidates of each point. Install OR-tools for that; without it SciPy takes five
-        times as long.
+        best assignment among some candidates of each point, by an auction.
         """
         limit = validate.real("tolerance", tolerance, above=0.0)
         found = assign(in_blocks(self.coupling, "one_to_one"), limit)
@@ -132,8 +127,7 @@ class Matched(Readable):
 
         Notes
         -----
-        O(N K r) time, in blocks of rows; of large plans without most tiles. `argmax` of a streamed plan is faster, but
-        where several points get nearly as much mass it may name another of these.
+        O(N K r) time, in blocks of rows; of large plans without most tiles.
         """
         pandas = import_pandas()
         coupling = in_blocks(self.coupling, "table")
@@ -174,43 +168,18 @@ def named(index: Tensor, some: Tensor, names: NDArray[np.object_] | None) -> Any
 
 
 def match_and_runner_up(coupling: BlockCoupling) -> tuple[Tensor, Tensor]:
-    """The two largest entries of each row and their columns, both (N, 2), on the CPU; of equal ones the first column is
-    the match. The second has no mass where there is one column alone.
-
-    Of a plan on tiles, two entries of a tile are a limit, below which tiles are not read.
-    """
-    n, k = coupling.shape
-    if k == 1:
-        value = coupling.marginal(1).detach().double().cpu()[:, None]
-        return torch.cat((value, torch.zeros_like(value)), 1), torch.zeros(n, 2, dtype=torch.int64)
-    if not isinstance(coupling, TiledCoupling):
-        value, index = (side.detach().cpu() for side in coupling.top_k(2))
-        match = coupling.argmax(1).cpu()  # of equal entries another may come first
-        other = torch.where(index[:, 0] == match, index[:, 1], index[:, 0])
-        return value.double(), torch.stack((match, other), 1)
-    plan = FactoredPlan.of(coupling)
-    assert plan is not None
-    near = torch.empty_like(plan.column_order)
-    near[plan.column_order] = torch.arange(k)
-    near = near[coupling.argmax(1).cpu()[plan.row_order]]
-    value, index = torch.zeros(n, 2, dtype=torch.float64), torch.stack((near, (near == 0).long()), 1)
-    for rows, columns, block in plan.above(plan.runners_up(near), torch.zeros_like(plan.g), plan.bounds(), ROUNDING):
-        for place in range(2):
-            largest = block.max(1)
-            some = largest.values > 0
-            value[rows, place] = torch.where(some, largest.values, 0.0)
-            index[rows, place] = torch.where(some, columns[largest.indices], index[rows, place])
-            block.scatter_(1, largest.indices[:, None], -1.0)
-    point = torch.empty_like(plan.row_order)
-    point[plan.row_order] = torch.arange(n)
-    return value[point], plan.column_order[index[point]]
+    """The two largest entries of each row and their columns, both (N, 2), on the CPU. The second has no mass where
+    there is one column alone."""
+    value, index = (side.detach().cpu() for side in coupling.top_k(min(2, coupling.shape[1])))
+    value, index = (torch.nn.functional.pad(side, (0, 2 - side.shape[1])) for side in (value, index))
+    return value.double(), index
 
 
 def matches_both_ways(coupling: BlockCoupling) -> tuple[Tensor, Tensor, Tensor]:
     """The two largest entries of each row (N, 2), their columns (N, 2), and whether row and column of the first are
     each other's match (N,)."""
     value, index = match_and_runner_up(coupling)
-    back = match_and_runner_up(turned(coupling))[1][:, 0]
+    back = coupling.argmax(0).cpu()
     return value, index, (back[index[:, 0]] == torch.arange(len(index))) & (value[:, 0] > 0)
 
 

@@ -116,7 +116,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
     meta: dict[str, Any] = json.loads(str(arrays["meta"]))
     tensors = {name[9:]: torch.from_numpy(a) for name, a in arrays.items() if name.startswith("coupling_")}
     options = {name: _to_group(name, value) for name, value in meta["options"].items()}
-    coupling = _coupling(tensors, torch.from_numpy(arrays["matching"]))
+    coupling = _coupling(tensors)
     n, k = coupling.shape
     names = {name: _to_names(name, meta.get(name), size) for name, size in zip(NAMES, (n, k), strict=True)}
     many = len(meta["basins"])
@@ -199,7 +199,7 @@ def _to_loss(saved: str | list[str]) -> str | SeparableLoss:
     return SeparableLoss(gone, gone, gone, gone, name)
 
 
-def _coupling(tensors: dict[str, torch.Tensor], matching: torch.Tensor) -> BlockCoupling:
+def _coupling(tensors: dict[str, torch.Tensor]) -> BlockCoupling:
     """The kind of coupling that has these tensors."""
     marks = {"tile_size": TiledCoupling, "plan": DenseCoupling, "Q": LowRankCoupling, "mass": SparseCoupling}
     kind: Any = next((kind for name, kind in marks.items() if name in tensors), PotentialCoupling)
@@ -218,7 +218,6 @@ def _coupling(tensors: dict[str, torch.Tensor], matching: torch.Tensor) -> Block
             raise ValueError(f"its coupling_{name} must be finite{' and not negative' if least == 0 else ''}")
     if kind is TiledCoupling:
         _check_tiles(tensors, sizes)
-        return TiledCoupling(**tensors, matching=matching)
     if kind is SparseCoupling:
         _check_entries(tensors, sizes)
     found: BlockCoupling = kind(**tensors)

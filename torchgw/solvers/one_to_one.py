@@ -3,14 +3,15 @@
     max sum T_ij s_ij,         s 1 <= 1,  s^T 1 <= 1,  s >= 0;    its dual is
     min sum u_i + sum v_j,     u_i + v_j >= T_ij,  u, v >= 0.
 
-Stored plans are assigned by SciPy, plans of few entries on these. Of others, cells of points give potentials first: the
-linear problem between cells, and v_j = max over row cells I of T_Ij - u_I. Entries that are nearly worth their
-potentials are candidates, some of each row, drawn at random where many are alike. The best assignment among them has
-potentials, which are shortest paths; entries that are worth more than those are the next candidates. With u_i raised to
-max_j (T_ij - v_j) the potentials hold for all N K entries, so their sum is a bound at every step.
+Stored plans are assigned by SciPy, plans of few entries by an auction on these. Of others, cells of points give
+potentials first: the linear problem between cells, and v_j = max over row cells I of T_Ij - u_I. Entries that are
+nearly worth their potentials are candidates, some of each row, drawn at random where many are alike. The best
+assignment among them, by an auction, has potentials, which are shortest paths; entries that are worth more than those
+are the next candidates. With u_i
+raised to max_j (T_ij - v_j) the potentials hold for all N K entries, so their sum is a bound at every step.
 
-Sources: R. Jonker, A. Volgenant, "A shortest augmenting path algorithm for dense and sparse linear assignment
-problems", 1987; B. Schmitzer, "A sparse multiscale algorithm for dense optimal transport", 2016.
+Sources: D. P. Bertsekas, D. A. Castanon, "A forward/reverse auction algorithm for asymmetric assignment problems",
+1992; B. Schmitzer, "A sparse multiscale algorithm for dense optimal transport", 2016.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse import block_array, csr_array, diags_array
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.couplings.factored import FactoredPlan
+from torchgw.couplings.factored import TILE, FactoredPlan
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import centres
-from torchgw.linalg.sparse_entries import kept, matrix, row_maxima, row_of
-from torchgw.solvers.minimum_cost_flow import available, minimum_cost_flow
+from torchgw.linalg.sparse_entries import kept, matrix, row_of
 from torchgw.solvers.transport_lp import blurred_duals, transport
 from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
@@ -39,10 +40,11 @@ TOLERANCE, ROUNDS = 0.01, 6  # of the total
 SLACK = 1e-6  # of the points: columns that stay alone where there are no more than rows
 CELLS = 1500  # of each side
 CANDIDATES, SPREAD = 10, 0.03  # of each row; and how far they may be below their potentials, of the row's best entry
-COOLING = 0.1  # of the spread, in each round
+COOLING = 0.1  # of the spread in each round, and of the step of an auction
 SHIFTS = 2**20  # of the random numbers that rows draw candidates by
+FIRST_STEP = 0.25  # of an auction without prices to begin with, of the largest entry
 PATHS = 2000  # rounds of paths at the most
-RESOLVED = 1e-12  # of the largest entry: steps of potentials, and costs that are not zero
+RESOLVED = 1e-12  # of the largest entry: the last step of an auction, and steps of potentials
 
 
 class Assignment(NamedTuple):
@@ -67,13 +69,13 @@ def assign(coupling: BlockCoupling, tolerance: float = TOLERANCE, stored: int = 
     n, k = coupling.shape
     if isinstance(coupling, SparseCoupling):
         return of_matrix(coupling.matrix)
+    if n > k:
+        target, source, mass, bound = assign(coupling.turned(), tolerance, stored)
+        order = np.argsort(source)
+        return Assignment(source[order], target[order], mass[order], bound)
     plan = _factored(coupling) if n * k > stored else None
     if plan is None:
         return of_stored(coupling.to_dense().detach().double().cpu().numpy())
-    if n > k:
-        target, source, mass, bound = _priced(plan.turned, tolerance)
-        order = np.argsort(source)
-        return Assignment(source[order], target[order], mass[order], bound)
     return _priced(plan, tolerance)
 
 
@@ -90,59 +92,84 @@ def of_stored(plan: Array) -> Assignment:
 def of_matrix(W: Any) -> Assignment:
     """Of a CSR array (N, K)."""
     W = kept(W, W.data > 0)
-    u, v = row_maxima(W).clip(min=0.0), np.zeros(W.shape[1])
-    mate = best_mates(W, u, v)
-    u, v = potentials(W, mate)
+    most = float(W.data.max(initial=0.0))
+    mate, u, v = auction(W, np.zeros(W.shape[1]), FIRST_STEP * most)
     row = np.flatnonzero(mate >= 0)
     return Assignment(row, mate[row], _at(W, row, mate[row]), float(u.sum() + v.sum()))
 
 
-def best_mates(W: Any, u: Array, v: Array, flow: bool | None = None) -> Array:
+def auction(W: Any, v: Array, step: float) -> tuple[Array, Array, Array]:
     """The column (N,) of each row in an assignment of most weight of a CSR array (N, K) of positive entries, -1 for
-    rows that stay alone.
+    rows that stay alone, and dual potentials u (N,), v (K,).
+
+    Rows without a column bid for the best, at what leaves them as much as the second best, less a step. Columns
+    without a row, whose price is not zero, then bid for rows. So no pair misses more than a step, and the total misses
+    as many steps as it has pairs; steps shrink to the rounding of the entries.
 
     Parameters
     ----------
-    u, v : potentials (N,), (K,) >= 0; the nearer to the optimal ones, the faster.
-    flow : whether by OR-tools, by default where that is installed.
+    v : prices (K,) >= 0 to begin with.
+    step : the first step; the nearer the prices to the optimal ones, the smaller.
     """
-    (n, k), row, column = W.shape, row_of(W), W.indices
-    reduced = u[row] + v[column] - W.data
-    short = np.zeros(n)
-    np.maximum.at(short, row, -reduced)
-    u = u + short
-    reduced += short[row]
-    found = np.full(n, -1)
-    if available() if flow is None else flow:
-        # A column and a row more take what stays alone.
-        rows = np.concatenate((row, np.arange(n), np.full(k + 1, n)))
-        columns = np.concatenate((column, np.full(n, k), np.arange(k + 1)))
-        cost = np.concatenate((reduced, u, v, [0.0]))
-        order = np.argsort(rows, kind="stable")
-        flows = minimum_cost_flow(
-            cost[order], rows[order], columns[order], np.append(np.ones(n), k * 1.0), np.append(np.ones(k), n * 1.0)
-        )
-        x = np.empty(len(cost))
-        x[order] = flows.x
-        used = x[: len(row)] > 0.5
-        found[row[used]] = column[used]
-        return found
-    from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # late: it takes long to import
+    (n, k), T = W.shape, W.T.tocsr()
+    v = np.where(np.diff(T.indptr) > 0, v, 0.0)
+    mate, owner, least = np.full(n, -1), np.full(k, -1), RESOLVED * float(W.data.max(initial=0.0))
+    while True:
+        u = _profits(W, v)
+        has = np.flatnonzero(mate >= 0)
+        paid = _at(W, has, mate[has]) - v[mate[has]]
+        leaves = paid < u[has] - step
+        u[has] = paid
+        owner[mate[has[leaves]]] = mate[has[leaves]] = -1
+        _bid(W, v, u, mate, owner, step)
+        _bid(T, u, v, owner, mate, step)
+        if step <= least:
+            return mate, _profits(W, v), v
+        step = max(step * COOLING, least)
 
-    # Each point may have a partner of its own; partners of a row and a column with an entry are free for each other.
-    lift = max(float(W.data.max(initial=0.0)), np.finfo(float).tiny)  # costs of zero would be no edges
-    turned = csr_array((np.full(len(row), lift), column, W.indptr), shape=W.shape).T
-    cost = block_array(
-        [
-            [csr_array((reduced + lift, column, W.indptr), shape=W.shape), diags_array(u + lift)],
-            [diags_array(v + lift), turned],
-        ],
-        format="csr",
-    )
-    one, other = min_weight_full_bipartite_matching(cost)
-    both = (one < n) & (other < k)
-    found[one[both]] = other[both]
-    return found
+
+def _profits(W: Any, v: Array) -> Array:
+    """max over columns of W_ij - v_j, and zero, (N,)."""
+    u = np.zeros(W.shape[0])
+    rows = np.flatnonzero(np.diff(W.indptr))
+    u[rows] = _best_two(W, rows, v)[1].clip(min=0.0)
+    return u
+
+
+def _best_two(W: Any, rows: Array, v: Array) -> tuple[Array, Array, Array]:
+    """The entry with the largest W_ij - v_j of each of some rows that have any, this, and the second largest; each
+    (m,)."""
+    count = np.diff(W.indptr)[rows]
+    ends = np.cumsum(count)
+    starts = ends - count
+    entry = np.arange(count.sum()) + np.repeat(W.indptr[rows] - starts, count)
+    worth = W.data[entry] - v[W.indices[entry]]
+    best = np.maximum.reduceat(worth, starts)
+    hit = np.flatnonzero(worth == np.repeat(best, count))[::-1]
+    at = np.empty(len(rows), dtype=np.int64)
+    at[np.searchsorted(ends, hit, side="right")] = hit  # of several the first, which comes last
+    worth[at] = -np.inf
+    return entry[at], best, np.maximum.reduceat(worth, starts)
+
+
+def _bid(W: Any, v: Array, u: Array, mate: Array, owner: Array, step: float) -> None:
+    """Let rows without a mate, that have a profit, bid until none is left; all arrays are written to."""
+    rows, won = np.flatnonzero((mate < 0) & (u > 0)), np.empty(len(v), dtype=np.int64)
+    while len(rows):
+        entry, best, second = _best_two(W, rows, v)
+        some = best > 0
+        u[rows[~some]] = 0.0
+        rows, column, left = rows[some], W.indices[entry[some]], (second[some] - step).clip(min=0.0)
+        price = W.data[entry[some]] - left
+        order = np.argsort(price, kind="stable")
+        won[column[order]] = rows[order]  # the highest bid comes last
+        wins = won[column] == rows
+        row, column, lost = rows[wins], column[wins], rows[~wins]
+        outbid = owner[column]
+        outbid = outbid[outbid >= 0]
+        mate[outbid] = -1
+        mate[row], owner[column], v[column], u[row] = column, row, price[wins], left[wins]
+        rows = np.concatenate((lost, outbid))
 
 
 def potentials(W: Any, mate: Array) -> tuple[Array, Array]:
@@ -176,14 +203,22 @@ def _at(W: Any, row: Array, column: Array) -> Array:
 
 
 def _factored(coupling: BlockCoupling) -> FactoredPlan | None:
-    """A coupling's factors, in an order in which neighbours are alike."""
-    orders = None
-    if isinstance(coupling, PotentialCoupling | LowRankCoupling):
-        sides = (coupling.A, coupling.B) if isinstance(coupling, PotentialCoupling) else (coupling.Q, coupling.R)
-        cells = (bisect(side.detach().cpu().double(), -(-len(side) // 64), 64) for side in sides)
-        rows, columns = (each.order for each in cells)
-        orders = rows, columns
-    return FactoredPlan.of(coupling, orders)
+    """A coupling's factors, in an order in which neighbours are alike, on the CPU; None where it has none."""
+    if isinstance(coupling, TiledCoupling):
+        return coupling.factored.on_host()
+    power, x, y = True, None, None
+    if isinstance(coupling, PotentialCoupling):
+        A, B, f, g, x, y = coupling.A, coupling.B, coupling.f, coupling.g, coupling.x, coupling.y
+    elif isinstance(coupling, LowRankCoupling):
+        power, A, B = False, coupling.Q / coupling.g, coupling.R
+        f, g = A.new_zeros(len(A)), B.new_zeros(len(B))
+    else:
+        return None
+    row, column = (bisect(side.detach().cpu().double(), -(-len(side) // TILE), TILE).order for side in (A, B))
+    x, y = (torch.zeros_like(one) if side is None else side for one, side in ((f, x), (g, y)))
+    rows, columns = ([side.cpu()[order] for side in sides] for sides, order in (((A, f, x), row), ((B, g, y), column)))
+    (A, f, x), (B, g, y) = rows, columns
+    return FactoredPlan(A, B, f, g, x, y, row, column, power).on_host()
 
 
 def _priced(plan: FactoredPlan, tolerance: float) -> Assignment:
@@ -196,7 +231,7 @@ def _priced(plan: FactoredPlan, tolerance: float) -> Assignment:
         u, found = _candidates(plan, u, v, bounds, spread, rng)
         bound = min(bound, float(u.sum() + v.sum()))
         W = W.maximum(found).tocsr()
-        mate = best_mates(W, u.numpy(), v.numpy())
+        mate, _, _ = auction(W, v.numpy(), spread * float(W.data.mean()))
         row = np.flatnonzero(mate >= 0)
         column, mass = mate[row], _at(W, row, mate[row])
         if bound <= (1 + tolerance) * float(mass.sum()):

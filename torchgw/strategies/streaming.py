@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.rounding import RoundedTiles, round_tiles, swept
-from torchgw.couplings.tiled import NEGLIGIBLE, TiledCoupling
+from torchgw.couplings.tiled import TiledCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
 from torchgw.kernels.blocks import blocks, points_at_once
@@ -228,7 +228,7 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
     ends = kept.A, kept.B, kept.tiles, kept.f, kept.g
-    found = round_tiles(kernel, *ends, p, q, model.marginals, left, right, find=True)
+    found = round_tiles(kernel, *ends, p, q, model.marginals, left, right)
     x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
     core, inner, marginals = _products(found.core, x, y, ranks)
     i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.factored else None
@@ -265,14 +265,9 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
 
 
 def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
-    """The rounded plan, with the matching where the correction leaves that alone."""
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
-    matching = None
-    if bool((rounded.x * rounded.y.max() <= NEGLIGIBLE * rounded.largest).all()):
-        matching = torch.empty_like(rows)
-        matching[rows] = columns[rounded.argmax]
     A, B = ranks.joined(kept.A, len(rows), UNIT), ranks.joined(kept.B, len(columns), UNIT)
-    return rounded.coupling(A, B, rows, columns, matching)
+    return rounded.coupling(A, B, rows, columns)
 
 
 def _tile_order(A: Tensor, n: int, backend: str, ranks: Ranks) -> Tensor:

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.couplings.low_rank import LowRankCoupling
-from torchgw.couplings.potential import PotentialCoupling
-from torchgw.couplings.sparse import SparseCoupling
+from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.types import Array
 
@@ -43,32 +40,15 @@ def matches_of(coupling: BlockCoupling, chosen: Tensor, axis: int, k: int) -> Ma
     O(m K) time for rows, O(m N) for columns, times the rank of the plan where it is not stored; of many points of a
     large plan, a pass over its kept tiles, outside of which its correction alone counts.
     """
-    read = coupling if axis == 1 else turned(coupling)
+    read = coupling if axis == 1 else coupling.turned()
     k = min(k, read.shape[1])
     chosen = chosen.to(read.device)
     if isinstance(read, TiledCoupling) and len(chosen) * read.shape[1] > WHOLE_ROWS:
-        mass, (value, index) = read.marginal(1)[chosen], read.top_k(k, chosen)
+        mass = read.marginal(1)[chosen]
     else:
         mass = torch.empty(len(chosen), dtype=read.dtype, device=read.device)
-        value = mass.new_empty(len(chosen), k)
-        index = torch.empty(len(chosen), k, dtype=torch.int64, device=read.device)
         for where, block in read.blocks(chosen):
             mass[where] = block.detach().sum(1)
-            value[where], index[where] = block.detach().topk(k, dim=1)
+    value, index = (side.detach() for side in read.top_k(k, chosen))
     share = torch.where(mass[:, None] > 0, value / mass[:, None], 0.0)
     return Matches(*(side.cpu().numpy() for side in (mass, index.masked_fill(share <= 0, -1), share)))
-
-
-def turned(coupling: BlockCoupling) -> BlockCoupling:
-    """The transposed coupling."""
-    if isinstance(coupling, TiledCoupling):
-        return coupling.turned()
-    if isinstance(coupling, DenseCoupling):
-        return DenseCoupling(coupling.plan.T)
-    if isinstance(coupling, LowRankCoupling):
-        return LowRankCoupling(coupling.R, coupling.Q, coupling.g)
-    if isinstance(coupling, PotentialCoupling):
-        return PotentialCoupling(coupling.B, coupling.A, coupling.g, coupling.f, coupling.y, coupling.x)
-    if isinstance(coupling, SparseCoupling):
-        return coupling.turned()
-    raise TypeError(f"matches are read of the library's own couplings, got {type(coupling).__name__}")

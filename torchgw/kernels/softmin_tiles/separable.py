@@ -77,10 +77,10 @@ def entries(
 
     ``centre`` holds those of the row and column tiles, see `torchgw.kernels.tiles.centres`.
     """
-    a, b = centre[0][index // size], centre[1][columns // size]
-    local, wide = A[index].double() - a, B[columns].double()
-    exponent = (local @ b.T).add_(a @ wide.T).add_(f[index, None]).add_(g[columns])
-    return exponent.exp2_().mul_(1 + LN2 * (local @ (wide - b).T))
+    left, right = A[index].double(), B[columns].double()
+    near = (left - centre[0][index // size]) @ (right - centre[1][columns // size]).T
+    exponent = torch.addmm(g[columns], left, right.T).add_(f[index, None]).sub_(near)
+    return exponent.exp2_().mul_(near.mul_(LN2).add_(1.0))
 
 
 def _right(wide: Tensor, g: Tensor, spans: list[slice], centre: Tensor) -> tuple[Tensor, Tensor]:
