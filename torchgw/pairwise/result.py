@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from torchgw import validate
+from torchgw.runtime.keywords import returned
 from torchgw.types import Array
 
 Pair: TypeAlias = tuple[int, int]
@@ -67,6 +68,7 @@ def position(i: int, j: int, n: int) -> int:
     return n * i - i * (i + 1) // 2 + j - i - 1
 
 
+@returned
 @dataclass(frozen=True, repr=False, eq=False)
 class PairwiseResult:
     """Gromov-Wasserstein distances between all pairs of n spaces, or between n spaces and k others.

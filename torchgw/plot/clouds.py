@@ -95,7 +95,7 @@ def matching(
     rgba = scale.of(along)
     start, end, share = _lines(result, along, n_lines)
     if basin:
-        end, share = result.basins[basin].matching.cpu().numpy()[start], np.ones(len(start))
+        end, share = validate.read("basin", result.basins[basin].matching)[start], np.ones(len(start))
     some = layout.subset(n, MOST)
     _scatter(ax, source[some], rgba[some])
     _scatter(ax, target[np.setdiff1d(layout.subset(k, MOST), end)], colours.PALE)

@@ -24,6 +24,7 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LN2
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.solvers.one_to_one import TOLERANCE, assign
 from torchgw.types import Array
@@ -32,6 +33,7 @@ from torchgw.views.matches import turned
 ROUNDING = 1e-9  # of entries, beside bounds on them
 
 
+@returned
 @dataclass(frozen=True, kw_only=True)
 class OneToOne:
     """The one-to-one assignment of a plan that has most mass, see `GWResult.one_to_one`.
