@@ -87,7 +87,7 @@ def test_marginals_are_exact_and_the_value_is_that_of_the_plan(distances: str, m
     assert np.abs(plan.sum(0) - q).sum() <= 1e-12
     assert plan.min() >= 0
     assert result.marginal_error <= 1e-12
-    assert result.plan.dtype == torch.float64
+    assert result.plan.dtype == np.float64
 
     make = {
         "landmark": lambda x: LandmarkDistances(neighbour_graph(x, 5)),
@@ -137,11 +137,11 @@ def test_generators_are_accepted_and_advance() -> None:
     first, second = (short(SPIRAL, ROLL, random_state=numpy_state) for _ in range(2))
     assert not np.array_equal(first.plan, second.plan)
     assert np.array_equal(first.plan, short(SPIRAL, ROLL, random_state=np.random.default_rng(5)).plan)
-    assert not torch.equal(
+    assert not np.array_equal(
         short(SPIRAL, ROLL, random_state=torch_state).plan, short(SPIRAL, ROLL, random_state=torch_state).plan
     )
     fresh = [short(SPIRAL, ROLL, random_state=None).plan for _ in range(2)]
-    assert not torch.equal(*fresh)
+    assert not np.array_equal(*fresh)
 
 
 def test_global_random_state_is_neither_read_nor_changed() -> None:
@@ -155,7 +155,7 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
         assert torch.equal(before[0], torch.random.get_rng_state())
         np.testing.assert_array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
         assert before[2] == random.getstate()
-    assert torch.equal(*plans)
+    assert np.array_equal(*plans)
 
 
 def test_scaling_a_space_changes_only_its_scale() -> None:
@@ -252,7 +252,7 @@ def test_duplicated_points_and_points_without_mass_are_handled() -> None:
     p[5] = 0
     p /= p.sum()
     result = short(x, ROLL, p=p)
-    assert torch.isfinite(result.plan).all()
+    assert np.isfinite(result.plan).all()
     assert float(result.plan[5].sum()) == 0
     np.testing.assert_allclose(result.plan.sum(1), p, atol=1e-12)
     assert np.isfinite(result.value)
@@ -274,7 +274,7 @@ def test_every_kind_of_space_is_accepted_and_may_differ_between_the_two() -> Non
     for space in (graph, D.numpy(), D, PrecomputedDistances(D), graph.tocoo()):
         result = short(space, ROLL)
         assert result.providers == ("PrecomputedDistances", "PrecomputedDistances")
-        torch.testing.assert_close(result.plan, expected.plan, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(result.plan, expected.plan, rtol=0, atol=1e-9)
     mixed = short(graph, ROLL, distances=("landmark", "euclidean"))
     assert mixed.providers == ("LandmarkDistances", "EuclideanDistances")
 
@@ -443,7 +443,8 @@ def test_the_gpu_solves_it_and_matches_the_truth(backend: str, gradient: str) ->
     (X, angle_x), (Y, angle_y) = make_spiral(400), make_swiss_roll(500, random_state=1)
     result = gw_align(X, Y, device="cuda", backend=backend, options=options, epsilon=1e-3, random_state=0)
     assert result.backend == backend
-    assert result.plan.is_cuda
+    assert result.coupling.device.type == "cuda"
+    assert isinstance(result.plan, np.ndarray)
     assert result.marginal_error <= 1e-12
     assert abs(spearmanr(angle_x, angle_y[result.argmax()])[0]) > 0.98
 

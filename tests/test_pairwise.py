@@ -81,7 +81,7 @@ def test_plans_have_exact_marginals_and_values_are_theirs() -> None:
         DX, DY = random_distances(n, rng), random_distances(k, rng)
         p, q = (random_masses(n, rng), random_masses(k, rng)) if n != 9 else (np.full(9, 1 / 9), np.full(9, 1 / 9))
         (solved,) = batch.solve_batch([(prepare(DX, p, 0, metric=True), prepare(DY, q, 0, metric=True))], 1e-2, CPU)
-        T = solved.plan
+        T = solved.plan.numpy()
         assert T.min() >= 0
         np.testing.assert_allclose(T.sum(1), p, atol=1e-13)
         np.testing.assert_allclose(T.sum(0), q, atol=1e-13)

@@ -190,7 +190,7 @@ def test_points_that_coincide_or_carry_no_mass_go_through_the_search() -> None:
     p[::9] = 0
     for source, mass in ((np.concatenate((x, x)), p / p.sum()), (np.ones((30, 2)), None)):
         result = quiet(source, x, p=mass, distances="euclidean")
-        assert torch.isfinite(result.plan).all()
+        assert np.isfinite(result.plan).all()
         assert result.marginal_error < 1e-12
         assert np.isfinite(result.value)
 

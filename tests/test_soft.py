@@ -95,7 +95,7 @@ def test_the_soft_plan_solves_the_linear_problem(kind: str, solved: Callable[[st
     result = solved(kind)
     epsilon = 0.05 * (1.0 if np.isnan(result.gain) else result.gain)
     soft = result.soft(epsilon)
-    plan, T = soft.plan.double().numpy(), result.plan
+    plan, T = soft.plan.astype(np.float64), result.plan
     expected = sinkhorn_plan(cost_at(result, kind), T.sum(1), T.sum(0), epsilon)
     np.testing.assert_allclose(plan, expected, rtol=2e-2, atol=1e-3 * T.max())
     for axis in (0, 1):
@@ -184,7 +184,7 @@ def test_what_has_no_soft_plan_says_so(solved: Callable[[str], GWResult]) -> Non
 def test_a_plan_of_low_rank_ranks_by_itself() -> None:
     options = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=4))
     result = gw_align(X, MORE, distances="landmark", epsilon=0, options=options, random_state=0)
-    np.testing.assert_allclose(result.top_k(3)[0], result.plan.topk(3, dim=1).values)
+    np.testing.assert_allclose(result.top_k(3)[0], -np.sort(-result.plan, 1)[:, :3])
     assert result.soft().epsilon > 0
 
 

@@ -163,7 +163,7 @@ class GWResult(Matched):
     alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it had
         supervision, and that without a strength.
     numpy_input : whether arrays of the result are NumPy's. They are tensors if a space, a cost, a mass or ``alpha`` was
-        given as one. ``coupling`` holds tensors in any case.
+        given as one, or a provider made from a tensor that requires gradients. ``coupling`` holds tensors in any case.
     names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without. Files keep texts,
         numbers and tuples of these, and the text of other names.
     known, model : the two spaces, for `transform`, and the objective between them, for `soft` and `curvature`. The
@@ -656,7 +656,8 @@ def result_of(
     mass, model, values, asked = request.mass, request.model, solution.values, request.asked
     unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
     estimated = solution.gradient == "sampled"
-    given = (*request.arrays, asked.p, asked.q, asked.alpha)
+    leaves = (getattr(space, "leaf", None) for space in (asked.X, asked.Y))  # of providers, for gradients
+    given = (*request.arrays, *leaves, asked.p, asked.q, asked.alpha)
     return GWResult(
         coupling=solution.coupling.times(mass),
         value=values.total * mass**2,
