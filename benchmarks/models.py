@@ -95,7 +95,7 @@ def linear_error(seed: int, epsilon: float, rho: float | None) -> float:
     a, b = a / a.sum(), b / b.sum() * (1.0 if rho is None else (1.7, 0.4, 1.0)[seed % 3])
     model: Marginals = Balanced() if rho is None else Unbalanced(rho, rho)
     asked: dict[str, Any] = {"marginals": model, "epsilon": epsilon, "options": TIGHT}
-    ours = gw_align(None, None, cost=given.M, alpha=0, p=a, q=b, **asked).plan.numpy()
+    ours = gw_align(None, None, cost=given.M, alpha=0, p=a, q=b, **asked).plan
     most: dict[str, Any] = {"numItermax": 200_000, "stopThr": 1e-14}
     if rho is None:
         peer = ot.sinkhorn(a, b, given.M, epsilon, **most)
@@ -284,7 +284,7 @@ def draw(path: Path = FIGURE, part: str = "middle 30 %", seed: int = 0) -> None:
 
 
 def _draw_roll(axes: Any, shown: Match, model: str) -> None:
-    plan = shown.result.plan.numpy()
+    plan = shown.result.plan
     mass = plan.sum(0)
     idle = mass < 0.1 / ROLL
     x, z = shown.Y[:, 0], shown.Y[:, 2]

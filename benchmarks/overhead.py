@@ -118,7 +118,7 @@ def check_same(case: Case) -> flat.Flat:
     off = {name: abs(one - other) for name, (one, other) in numbers.items()}
     found: Any = result.coupling
     tensors = {name: (getattr(found, name), getattr(expected, name)) for name in "ABfgxy"}
-    tensors["plan"] = found.to_dense(), expected.plan
+    tensors["plan"] = found.to_dense(), expected.coupling.to_dense()
     for name, (one, other) in tensors.items():
         off[name] = float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny))
     worst = max(off, key=lambda name: off[name])

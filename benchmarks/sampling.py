@@ -44,7 +44,7 @@ def run() -> None:
     X, Y = make_spiral(N)[0], make_swiss_roll(K, random_state=1)[0]
     spaces = PrecomputedDistances.from_graphs([neighbour_graph(x) for x in (X, Y)])
     DX, DY = (space.matrix for space in spaces)
-    T = gw_align(*spaces, epsilon=5e-3, random_state=0).plan
+    T = gw_align(*spaces, epsilon=5e-3, random_state=0).coupling.to_dense()
     truth = centred(DX @ T @ DY)
     generator = torch.Generator().manual_seed(0)
     p, q = T.sum(1), T.sum(0)

@@ -223,7 +223,7 @@ def test_a_call_has_the_value_of_its_plan_and_true_bounds(epsilon: float, direct
     asked = {"p": p, "q": q, "epsilon": epsilon, "distances": "adjacency", "random_state": 0}
     found = [quietly(gw_align, *spaces, **asked) for spaces in ((A, B), (sparse.coo_array(A), sparse.csc_array(B)))]
     for result in found:
-        T = result.plan.numpy()
+        T = result.plan
         np.testing.assert_allclose(T.sum(1), p, atol=1e-9)
         np.testing.assert_allclose(T.sum(0), q, atol=1e-9)
         assert result.value == pytest.approx(four_index(scaled(A), scaled(B), T, T), rel=1e-9)
@@ -354,7 +354,7 @@ def test_points_and_a_graph_go_together() -> None:
     A = graph(10, 3)
     result = quietly(gw_align, points, A, distances=("euclidean", "adjacency"), epsilon=1e-2, random_state=0)
     D = EuclideanDistances(points).rows(torch.arange(12)).numpy()
-    assert result.value == pytest.approx(four_index(D, scaled(A), result.plan.numpy(), result.plan.numpy()), rel=1e-9)
+    assert result.value == pytest.approx(four_index(D, scaled(A), result.plan, result.plan), rel=1e-9)
 
 
 def test_files_keep_an_adjacency_and_guard_its_indices() -> None:
@@ -444,7 +444,7 @@ def test_a_checkpoint_keeps_a_graph_of_networkx(tmp_path: Path) -> None:
     asked = {"distances": "adjacency", "epsilon": 1e-3, "random_state": 0}
     first = quietly(gw_align, graph, other, checkpoint=tmp_path / "kept", **asked)
     again = quietly(resume, tmp_path / "kept")
-    assert torch.equal(first.plan, again.plan)
+    assert np.array_equal(first.plan, again.plan)
     assert first.providers == again.providers == ("AdjacencyDistances",) * 2
     first.save(tmp_path / "result.npz")
     assert GWResult.load(tmp_path / "result.npz").value == first.value
@@ -528,9 +528,7 @@ def test_a_directed_graph_on_a_gpu_is_that_on_the_cpu(kind: str) -> None:
         found.append(ExactGradient(x, y, p, q)(coupling, p).rows(slice(None)).cpu())
         asked = {"distances": "adjacency", "epsilon": 1e-2, "device": device, "random_state": 0}
         result = quietly(gw_align, *((A, B) if kind == "dense" else map(sparse.csr_array, (A, B))), **asked)
-        assert result.value == pytest.approx(
-            four_index(scaled(A), scaled(B), *[result.plan.cpu().numpy()] * 2), rel=1e-8
-        )
+        assert result.value == pytest.approx(four_index(scaled(A), scaled(B), *[result.plan] * 2), rel=1e-8)
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 

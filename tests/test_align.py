@@ -82,12 +82,12 @@ def test_marginals_are_exact_and_the_value_is_that_of_the_plan(distances: str, m
     rng = np.random.default_rng(1)
     p, q = random_masses(90, rng), random_masses(110, rng)
     result = short(SPIRAL, ROLL, distances=distances, p=p, q=q, options=replace(SHORT, mixed_precision=mixed))
-    plan = result.plan.numpy()
+    plan = result.plan
     assert np.abs(plan.sum(1) - p).sum() <= 1e-12
     assert np.abs(plan.sum(0) - q).sum() <= 1e-12
     assert plan.min() >= 0
     assert result.marginal_error <= 1e-12
-    assert result.plan.dtype == torch.float64
+    assert result.plan.dtype == np.float64
 
     make = {
         "landmark": lambda x: LandmarkDistances(neighbour_graph(x, 5)),
@@ -120,28 +120,28 @@ def test_the_value_agrees_with_pot(distances: str) -> None:
     DX, DY = (all_rows(one).numpy() for one in providers)
     p, q = np.full(90, 1 / 90), np.full(110, 1 / 110)
     constant, hX, hY = gromov.init_matrix(DX, DY, p, q, "square_loss")
-    assert result.value == pytest.approx(float(gromov.gwloss(constant, hX, hY, result.plan.numpy())), rel=1e-6)
+    assert result.value == pytest.approx(float(gromov.gwloss(constant, hX, hY, result.plan)), rel=1e-6)
 
 
 @pytest.mark.bits
 def test_the_same_seed_gives_the_same_bits_and_another_seed_another_run() -> None:
     one, two, other = (gw_align(SPIRAL, ROLL, options=SAMPLED, random_state=seed) for seed in (3, 3, 4))
-    assert torch.equal(one.plan, two.plan)
+    assert np.array_equal(one.plan, two.plan)
     assert one.history.cost == two.history.cost
     assert one.value == two.value
-    assert not torch.equal(one.plan, other.plan)
+    assert not np.array_equal(one.plan, other.plan)
 
 
 def test_generators_are_accepted_and_advance() -> None:
     numpy_state, torch_state = np.random.default_rng(5), torch.Generator().manual_seed(5)
     first, second = (short(SPIRAL, ROLL, random_state=numpy_state) for _ in range(2))
-    assert not torch.equal(first.plan, second.plan)
-    assert torch.equal(first.plan, short(SPIRAL, ROLL, random_state=np.random.default_rng(5)).plan)
-    assert not torch.equal(
+    assert not np.array_equal(first.plan, second.plan)
+    assert np.array_equal(first.plan, short(SPIRAL, ROLL, random_state=np.random.default_rng(5)).plan)
+    assert not np.array_equal(
         short(SPIRAL, ROLL, random_state=torch_state).plan, short(SPIRAL, ROLL, random_state=torch_state).plan
     )
     fresh = [short(SPIRAL, ROLL, random_state=None).plan for _ in range(2)]
-    assert not torch.equal(*fresh)
+    assert not np.array_equal(*fresh)
 
 
 def test_global_random_state_is_neither_read_nor_changed() -> None:
@@ -155,13 +155,13 @@ def test_global_random_state_is_neither_read_nor_changed() -> None:
         assert torch.equal(before[0], torch.random.get_rng_state())
         np.testing.assert_array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
         assert before[2] == random.getstate()
-    assert torch.equal(*plans)
+    assert np.array_equal(*plans)
 
 
 def test_scaling_a_space_changes_only_its_scale() -> None:
     plain = short(SPIRAL, ROLL)
     scaled = short(4.0 * SPIRAL, 0.5 * ROLL)
-    assert torch.equal(plain.plan, scaled.plan)
+    assert np.array_equal(plain.plan, scaled.plan)
     assert scaled.scales == (4.0 * plain.scales[0], 0.5 * plain.scales[1])
 
 
@@ -243,7 +243,7 @@ def test_other_number_types_give_the_result_of_float64(kind: str) -> None:
         "list": lambda a: a.tolist(),
         "tensor": torch.from_numpy,
     }[kind]
-    assert torch.equal(expected.plan, short(convert(x), convert(y)).plan)
+    assert np.array_equal(expected.plan, short(convert(x), convert(y)).plan)
 
 
 def test_duplicated_points_and_points_without_mass_are_handled() -> None:
@@ -252,7 +252,7 @@ def test_duplicated_points_and_points_without_mass_are_handled() -> None:
     p[5] = 0
     p /= p.sum()
     result = short(x, ROLL, p=p)
-    assert torch.isfinite(result.plan).all()
+    assert np.isfinite(result.plan).all()
     assert float(result.plan[5].sum()) == 0
     np.testing.assert_allclose(result.plan.sum(1), p, atol=1e-12)
     assert np.isfinite(result.value)
@@ -274,7 +274,7 @@ def test_every_kind_of_space_is_accepted_and_may_differ_between_the_two() -> Non
     for space in (graph, D.numpy(), D, PrecomputedDistances(D), graph.tocoo()):
         result = short(space, ROLL)
         assert result.providers == ("PrecomputedDistances", "PrecomputedDistances")
-        torch.testing.assert_close(result.plan, expected.plan, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(result.plan, expected.plan, rtol=0, atol=1e-9)
     mixed = short(graph, ROLL, distances=("landmark", "euclidean"))
     assert mixed.providers == ("LandmarkDistances", "EuclideanDistances")
 
@@ -314,7 +314,7 @@ def test_a_disconnected_graph_is_warned_about_and_solved() -> None:
 )
 def test_changing_an_option_changes_the_plan(options: GWOptions) -> None:
     base = short(SPIRAL, ROLL, distances="landmark")
-    assert not torch.equal(base.plan, short(SPIRAL, ROLL, distances="landmark", options=options).plan)
+    assert not np.array_equal(base.plan, short(SPIRAL, ROLL, distances="landmark", options=options).plan)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_the_value_is_an_estimate_with_an_error_when_searches_are_too_many(monke
 def test_float64_and_mixed_precision_agree() -> None:
     options = replace(SHORT, mixed_precision=False)
     single, double = short(SPIRAL, ROLL), short(SPIRAL, ROLL, options=options)
-    assert float((single.plan - double.plan).abs().sum()) < 1e-3
+    assert np.abs(single.plan - double.plan).sum() < 1e-3
     assert single.value == pytest.approx(double.value, rel=1e-3)
 
 
@@ -432,7 +432,7 @@ def test_float64_and_mixed_precision_agree() -> None:
 def test_the_compiled_backend_agrees_with_the_eager_one() -> None:
     eager, compiled = (short(SPIRAL, ROLL, backend=name) for name in ("eager", "compile"))
     assert compiled.backend == "compile"
-    assert float((eager.plan - compiled.plan).abs().sum()) < 1e-3
+    assert np.abs(eager.plan - compiled.plan).sum() < 1e-3
 
 
 @pytest.mark.gpu
@@ -443,7 +443,8 @@ def test_the_gpu_solves_it_and_matches_the_truth(backend: str, gradient: str) ->
     (X, angle_x), (Y, angle_y) = make_spiral(400), make_swiss_roll(500, random_state=1)
     result = gw_align(X, Y, device="cuda", backend=backend, options=options, epsilon=1e-3, random_state=0)
     assert result.backend == backend
-    assert result.plan.is_cuda
+    assert result.coupling.device.type == "cuda"
+    assert isinstance(result.plan, np.ndarray)
     assert result.marginal_error <= 1e-12
     assert abs(spearmanr(angle_x, angle_y[result.argmax()])[0]) > 0.98
 

@@ -15,7 +15,7 @@ from scipy import sparse
 
 from tests.cells import QUICK, TYPES, accuracy, assert_equal, carried, reopened, tissue, tissues
 from tests.test_examples import run_blocks
-from torchgw import GWOptions, GWResult, SpaceOptions, Supervision, __version__
+from torchgw import GWOptions, GWResult, SpaceOptions, Supervision, __version__, metrics
 from torchgw import anndata as cells
 
 anndata = pytest.importorskip("anndata")
@@ -65,7 +65,7 @@ def test_everything_written_survives_a_file(aligned: tuple[Any, Any, GWResult], 
 
 def test_what_is_written_is_what_the_plan_carries(aligned: tuple[Any, Any, GWResult]) -> None:
     a, b, result = aligned
-    share = (result.plan / result.plan.sum(1, keepdim=True)).numpy()
+    share = result.plan / result.plan.sum(1, keepdims=True)
     np.testing.assert_allclose(a.obsm["X_torchgw"], share @ b.obsm["X_pca"], rtol=1e-6)
     assert list(a.obs["torchgw_match"]) == list(b.obs_names[result.argmax()])
     assert list(result.names_x) == list(a.obs_names)
@@ -82,7 +82,7 @@ def test_what_is_written_is_what_the_plan_carries(aligned: tuple[Any, Any, GWRes
 
 def test_missing_labels_and_numbers_take_no_part(aligned: tuple[Any, Any, GWResult]) -> None:
     a, b, result = aligned
-    share = (result.plan / result.plan.sum(1, keepdim=True)).numpy()
+    share = result.plan / result.plan.sum(1, keepdims=True)
     known = b.obs["dose"].notna().to_numpy()
     mean = share[:, known] @ b.obs["dose"][known] / share[:, known].sum(1)
     np.testing.assert_allclose(a.obs["torchgw_dose"], mean, rtol=1e-9)
@@ -426,6 +426,8 @@ def test_the_page_about_cells_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path)
     left = run_blocks(Path(__file__).parent.parent / "docs" / "anndata.md")
     assert accuracy(left["atac"]) > 0.9
+    one, other = left["one"], left["other"]
+    assert metrics.foscttm(one.obsm["X_torchgw"], other.X, left["truth"]) < 0.03
 
 
 def test_labels_that_would_share_a_column_are_refused(given: tuple[Any, Any]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import pkgutil
+import pydoc
 import re
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import torchgw
+from torchgw.results.matches import OneToOne
 from torchgw.results.out_of_sample import Unseen
 
 API = Path(__file__).parent.parent / "docs" / "api"
@@ -27,6 +33,11 @@ READ = (
     torchgw.EpsilonPath,
     Unseen,
 )
+RETURNED = {
+    *("GWResult", "PairwiseResult", "EpsilonPath", "JointEmbedding", "Unseen", "OneToOne", "Certificate", "Basin"),
+    *("Confidence", "Rung", "EpsilonStep", "IssuedWarning", "History", "Estimate", "Forecast", "PlanCurvature"),
+    *("PlanMode", "GradientReport"),
+}
 
 
 def in_the_reference() -> set[str]:
@@ -79,6 +90,11 @@ def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
+def fields_of(value: object) -> tuple[Any, ...]:
+    """The fields of a record."""
+    return fields(value) if isinstance(value, type) and is_dataclass(value) else ()
+
+
 def callables() -> dict[str, Callable[..., Any]]:
     """All that users call: functions, constructors, and methods of what is given back to them."""
     found: dict[str, Callable[..., Any]] = {}
@@ -124,8 +140,25 @@ def test_every_parameter_is_described(name: str, value: Callable[..., Any]) -> N
     assert text, f"{name} has no docstring"
     constructor = getattr(value, "__init__", None) if isinstance(value, type) else None
     known = described(text) | described(getattr(constructor, "__doc__", None))
-    asked = [parameter for parameter in inspect.signature(value).parameters if parameter not in ("self", "cls")]
-    assert not [parameter for parameter in asked if parameter not in known]
+    asked = {*inspect.signature(value).parameters, *(field.name for field in fields_of(value))} - {"self", "cls"}
+    assert not asked - known
+
+
+def test_records_that_functions_return_show_no_constructor() -> None:
+    records = [*filter(is_dataclass, (getattr(torchgw, name) for name in torchgw.__all__)), OneToOne, Unseen]
+    hidden = {kind.__name__ for kind in records if not inspect.signature(kind).parameters}
+    assert hidden >= RETURNED
+    shown = pydoc.plain(pydoc.render_doc(torchgw.GWResult))
+    assert "coupling: 'Coupling'" not in shown
+    assert not re.search(r"^ \|  (known|model|differentiated|of)( = |\()", shown, re.MULTILINE)
+
+
+def test_a_record_without_a_constructor_is_still_made_copied_and_replaced() -> None:
+    rung = torchgw.Rung(cells=(3, 4), residual=0.1, residual_error=0.0, n_iter=1, n_iter_sinkhorn=2, seconds=0.5)
+    assert pickle.loads(pickle.dumps(rung)) == copy.copy(rung) == replace(replace(rung, n_iter=7), n_iter=1) == rung
+    shift = np.zeros(2)
+    basin = torchgw.Basin(energy=1.0, count=1, level="full", difference=0.0, matching=shift.astype(int), shift=shift)
+    assert basin.origin == "unknown"  # a default that help does not show
 
 
 def test_the_reader_of_docstrings_misses_what_is_not_described() -> None:

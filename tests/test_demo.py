@@ -46,7 +46,7 @@ def test_the_picture_shows_what_is_carried_the_plan_and_how_sure_it_is() -> None
     assert len(apart) > 65  # what lies outside the first view has no colour yet
     assert apart.min(1).max() < 1e-6
     mass = np.asarray(plan.images[0].get_array())
-    np.testing.assert_allclose(mass, run.result.plan.numpy(), atol=1e-12)
+    np.testing.assert_allclose(mass, run.result.plan, atol=1e-12)
     assert len(sure.collections[0].get_offsets()) == 60
 
 

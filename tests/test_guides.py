@@ -96,6 +96,8 @@ def test_the_first_five_minutes_end_with_a_matching_and_its_files() -> None:
     assert (left["best"][:, 0] == left["match"]).all()
     assert (left["masses"] > 0).all()
     assert (left["masses"].sum(1) <= 1 / 200 + 1e-9).all()
+    assert left["candidates"].shape == (200, 10)
+    assert (left["candidates"][0] == [f"mot {i}" for i in range(200)]).all()
     assert all(Path(name).stat().st_size > 1000 for name in ("matching.png", "result.npz", "source.csv", "target.csv"))
 
 

@@ -93,12 +93,12 @@ def test_streaming_and_dense_agree(kinds: tuple[str, str]) -> None:
     assert streamed.ladder[-1].cells == FEW
     assert streamed.value == pytest.approx(stored.value, rel=1e-5)
     one, other = stored.plan, streamed.plan
-    assert float((one - other).abs().sum()) < 1e-5
+    assert np.abs(one - other).sum() < 1e-5
     for axis in (0, 1):
         torch.testing.assert_close(streamed.coupling.marginal(axis), stored.coupling.marginal(axis), rtol=0, atol=1e-12)
     # The potentials belong to scores of different rank and centring; score + f + g is the same for all of them.
     seen = one > 1e-9
-    assert float((one[seen].log() - other[seen].log()).abs().max()) < 1e-5
+    assert np.abs(np.log(one[seen] / other[seen])).max() < 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,8 @@ def test_a_rung_of_few_cells_already_has_the_matching(large: GWResult) -> None:
 
 def test_the_marginals_of_a_large_plan_are_exact(large: GWResult) -> None:
     plan = large.plan
-    assert float((plan.sum(1) - 1 / 1500).abs().sum()) < 1e-6
-    assert float((plan.sum(0) - 1 / 1800).abs().sum()) < 1e-6
+    assert np.abs(plan.sum(1) - 1 / 1500).sum() < 1e-6
+    assert np.abs(plan.sum(0) - 1 / 1800).sum() < 1e-6
     assert large.marginal_error < 1e-6
     assert float(plan.min()) >= 0
 
@@ -137,7 +137,7 @@ def test_the_marginals_of_a_large_plan_are_exact(large: GWResult) -> None:
 def test_the_value_of_a_large_plan_is_that_of_its_objective(large: GWResult) -> None:
     assert large.known is not None
     D, E = (all_rows(known.space) for known in large.known)
-    T = large.plan
+    T = torch.from_numpy(large.plan)
     p, q = T.sum(1), T.sum(0)
     value = p @ D.square() @ p + q @ E.square() @ q - 2 * ((D @ T @ E) * T).sum()
     assert large.value_exact
@@ -335,7 +335,7 @@ def test_tiles_without_mass_are_left_out_of_the_iterations_too(monkeypatch: pyte
     whole = gw_align(X, Y, distances="landmark", options=options, random_state=0)
     assert kept.ladder[-1].cells == (N, K)
     assert kept.ladder[-1].residual < 1e-4
-    assert float((kept.plan - whole.plan).abs().sum()) < 1e-3
+    assert np.abs(kept.plan - whole.plan).sum() < 1e-3
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

@@ -58,7 +58,7 @@ def agrees(result: GWResult, problem: oracle.Problem) -> None:
     """Plan within 1e-5 (L1), value and its parts within 1e-6 of the oracle's."""
     T = oracle.solve(problem)
     expected = oracle.objective(problem, T)
-    assert float(np.abs(result.plan.cpu().numpy() - T).sum()) < 1e-5
+    assert float(np.abs(result.plan - T).sum()) < 1e-5
     assert result.value == pytest.approx(expected.value, abs=1e-6)
     assert result.value_quad == pytest.approx(expected.quad, abs=1e-6)
     assert result.value_linear == pytest.approx(expected.linear, abs=1e-6)

@@ -221,9 +221,9 @@ def test_a_low_rank_result_is_a_result() -> None:
     options = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=8))
     result = gw_align(X, Y, epsilon=0, options=options, random_state=0)
     assert result.marginal_error < 1e-9
-    assert int(torch.linalg.matrix_rank(result.plan)) == 8
+    assert int(np.linalg.matrix_rank(result.plan)) == 8
     D, E = (all_rows(known.space) for known in result.known or ())
-    T = result.plan
+    T = torch.from_numpy(result.plan)
     value = T.sum(1) @ D.square() @ T.sum(1) + T.sum(0) @ E.square() @ T.sum(0) - 2 * ((D @ T @ E) * T).sum()
     assert result.value == pytest.approx(float(value), rel=1e-5)
     with pytest.raises(ValueError, match="LowRankCoupling has none"):

@@ -243,7 +243,7 @@ def test_lines_join_points_to_where_most_of_their_mass_goes(result: GWResult) ->
 
 
 def test_lines_can_be_those_of_another_basin(result: GWResult) -> None:
-    other = result.basins[1].matching.numpy()
+    other = result.basins[1].matching
     assert (other != np.asarray(result.argmax())).mean() > 0.5
     ax = plot.matching(result, n_lines=len(SPIRAL), basin=1, colors=np.arange(float(len(SPIRAL))), ax=plane())
     lines = next(c for c in ax.collections if isinstance(c, LineCollection))

@@ -125,7 +125,7 @@ ARGUMENTS: dict[str, Callable[[Callable[[Array], Any], GWResult], Any]] = {
     "features": lambda make, _: align(cost=(make(X), make(X[ORDER]))).plan,
     "cost": lambda make, _: align(cost=make(np.arange(N * N, dtype=float).reshape(N, N)), alpha=0.5).plan,
     "p": lambda make, _: align(p=masses(make), q=np.arange(1.0, N + 1)[ORDER]).plan,
-    "init": lambda make, solved: align(init=make(solved.plan.numpy() * N)).plan,
+    "init": lambda make, solved: align(init=make(solved.plan * N)).plan,
     "push": lambda make, solved: np.asarray(solved.push(make(X))),
     "y of fit": lambda make, _: estimator().fit(X, make(Y)).transform(X),
     "rows to transform": lambda make, _: estimator().fit(X, Y).transform(make(X[:4])),

@@ -414,7 +414,7 @@ def test_no_later_solve_overwrites_a_plan_that_is_held(other: str) -> None:
     rng = np.random.default_rng(0)
     given = {"epsilon": 1e-2, "device": "cuda", "random_state": 0}
     with simulated_gpu():
-        found = quietly(gw_align, *(rng.normal(size=(size, 3)) for size in (20, 23)), **given).plan
+        found = quietly(gw_align, *(rng.normal(size=(size, 3)) for size in (20, 23)), **given).coupling.to_dense()
         before = found.cpu().clone()
         held = found.detach() if other == "detach" else found[1:]
         del found

@@ -49,7 +49,7 @@ def array(text: str, kind: str = "<f4") -> np.ndarray:
 
 
 def test_the_page_holds_coordinates_matches_and_shares_of_the_plan(page: str, result: GWResult) -> None:
-    plan = result.plan.numpy()
+    plan = result.plan
     for at, (side, points, rows) in enumerate(zip(data(page)["sides"], (SPIRAL, ROLL), (plan, plan.T), strict=True)):
         assert side["size"] == side["drawn"] == len(points)
         np.testing.assert_array_equal(array(side["index"], "<i4"), np.arange(len(points)))
@@ -130,7 +130,7 @@ def test_labels_of_any_text_stay_text(result: GWResult, tmp_path: Path) -> None:
     assert shown["names"] == sorted(names)
     source, target = (array(side, "<i4") for side in shown["sides"])
     np.testing.assert_array_equal(np.array(shown["names"])[source], labels)
-    sent = np.stack([result.plan.numpy()[labels == name].sum(0) for name in shown["names"]])
+    sent = np.stack([result.plan[labels == name].sum(0) for name in shown["names"]])
     np.testing.assert_array_equal(target, sent.argmax(0))
 
 
@@ -148,7 +148,7 @@ def test_few_integers_are_labels_and_of_many_labels_the_most_frequent_have_colou
     assert found.names == [f"{i:03}" for i in (*range(39), 60)]
     assert "40 most frequent of 61" in found.explanation
     group = np.where(np.arange(90) < 39, np.arange(90), np.where(np.arange(90) < 60, 40, 39))
-    mass = np.stack([result.plan.numpy()[group == i].sum(0) for i in range(41)])
+    mass = np.stack([result.plan[group == i].sum(0) for i in range(41)])
     expected = np.where(mass.argmax(0) == 40, -1, mass.argmax(0))
     assert (expected == -1).any()
     np.testing.assert_array_equal(found.sides[1], expected)
@@ -213,7 +213,7 @@ def test_of_many_points_a_subset_is_drawn_and_its_matches_are_kept(
     monkeypatch.setattr("torchgw.views.matches.WHOLE_ROWS", whole_rows)
     shown = contents.contents(streamed)
     assert contents.contents(streamed)["sides"] == shown["sides"]
-    plan = streamed.plan.numpy()
+    plan = streamed.plan
     index = [array(side["index"], "<i4") for side in shown["sides"]]
     for at, rows in enumerate((plan, plan.T)):
         side = shown["sides"][at]
@@ -374,7 +374,7 @@ def test_labels_that_are_missing_are_grey(result: GWResult) -> None:
     found = given(numbers, result.coupling)
     assert np.isnan(found.sides[0]).sum() == 40
     known = np.isfinite(numbers)
-    plan = result.plan.numpy()[known]
+    plan = result.plan[known]
     np.testing.assert_allclose(found.sides[1], numbers[known] @ plan / plan.sum(0), rtol=1e-9)
     nothing = contents.contents(result, labels=np.full(len(SPIRAL), np.nan))["colourings"][0]
     assert nothing["range"] == [0.0, 1.0]
@@ -461,8 +461,8 @@ def test_the_page_holds_where_other_basins_send_the_points_that_are_drawn(
     source, target = (array(side["index"], "<i4") for side in shown["sides"])
     assert [other["number"] for other in shown["others"]] == [2, 3, 4, 5, 6]
     for other, basin in zip(shown["others"], turned, strict=False):
-        np.testing.assert_array_equal(target[array(other["matches"], "<i4")], basin.matching.numpy()[source[:40]])
-        np.testing.assert_array_equal(array(other["shifts"]), basin.shift.numpy()[source[:40]])
+        np.testing.assert_array_equal(target[array(other["matches"], "<i4")], np.asarray(basin.matching)[source[:40]])
+        np.testing.assert_array_equal(array(other["shifts"]), np.asarray(basin.shift)[source[:40]])
     assert contents.contents(replace(result, basins=()))["others"] == []
 
 

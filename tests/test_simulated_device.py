@@ -179,7 +179,7 @@ def test_a_checkpoint_goes_on_on_its_device_and_nowhere_else(given: dict[str, An
         assert list(folder.glob("*loop.pt"))
         found = resume(folder)
         assert found.coupling.device == expected.coupling.device == torch.device("cuda", 0)
-        assert torch.equal(found.plan, expected.plan)
+        assert torch.equal(*(each.coupling.to_dense() for each in (found, expected)))
     with pytest.raises(ValueError, match=r"begin again.*its device cuda:0 is not there; resume it on a machine that"):
         resume(folder)
 

@@ -233,7 +233,7 @@ def test_signatures_find_nodes_again_in_a_noisy_copy() -> None:
 def test_noisy_copies_are_matched_as_well_as_from_the_truth(kind: str, weighted: bool) -> None:
     X, Y, truth = noisy_copy(graph(kind, 400), weighted=weighted)
     result = gw_align(X, Y, distances="adjacency", epsilon=0, options=SPARSE, random_state=0)
-    T = result.plan.numpy()
+    T = result.plan
     assert result.strategy == "sparse"
     assert isinstance(result.coupling, SparseCoupling)
     assert result.value == pytest.approx(value_of(X, Y, T), rel=1e-10)
@@ -252,7 +252,7 @@ def test_the_gap_bounds_that_of_the_dense_certificate() -> None:
     plan = np.zeros((120, 120))
     plan[np.arange(120), given] = 1.0
     result = quietly(gw_align, X, Y, distances="adjacency", epsilon=0, options=few, init=plan, random_state=0)
-    T = result.plan.numpy()
+    T = result.plan
     cross = X.toarray() @ T @ Y.toarray()
     row, column = linear_sum_assignment(-cross)
     gap = 2 * (cross[row, column].sum() / 120 - (cross * T).sum())
@@ -272,7 +272,7 @@ def test_missing_nodes_and_masses_of_their_own(own_masses: bool) -> None:
         p[known[0]] = 0.0
         p, q = p / p.sum(), q / q.sum()
     result = gw_align(X, Y, distances="adjacency", epsilon=0, options=SPARSE, p=p, q=q, random_state=0)
-    T = result.plan.numpy()
+    T = result.plan
     np.testing.assert_allclose(T.sum(1), p, atol=1e-15)
     np.testing.assert_allclose(T.sum(0), q, atol=1e-15)
     assert (T > 0).sum() <= 3 * (n + k)
@@ -288,7 +288,7 @@ def test_missing_nodes_and_masses_of_their_own(own_masses: bool) -> None:
 def test_directed_graphs() -> None:
     X, Y, truth = noisy_copy(graph("preferential", 300), directed=True)
     result = gw_align(X, Y, distances="adjacency", epsilon=0, options=SPARSE, random_state=0)
-    assert result.value == pytest.approx(value_of(X, Y, result.plan.numpy()), rel=1e-10)
+    assert result.value == pytest.approx(value_of(X, Y, result.plan), rel=1e-10)
     assert result.value <= 1.01 * value_of(X, Y, plan_of(truth, 300))
     assert (result.argmax() == truth).mean() > 0.95
 
@@ -316,10 +316,10 @@ def test_where_signatures_say_little_other_views_and_means_of_ends_lead_lower(ki
     best, *others = result.basins
     assert best.energy == result.value
     assert best.difference == 0.0
-    torch.testing.assert_close(best.matching, torch.from_numpy(result.argmax()))
+    np.testing.assert_array_equal(best.matching, result.argmax())
     for basin in others:
         assert basin.energy >= best.energy * (1 - 1e-9)
-        assert basin.difference == pytest.approx(float((basin.matching != best.matching).double().mean()))
+        assert basin.difference == pytest.approx((basin.matching != best.matching).mean())
     assert result.certificate.starts == sum(basin.count for basin in result.basins) > 1
 
 
@@ -334,7 +334,7 @@ def test_signatures_that_agree_with_their_neighbours_are_the_only_start() -> Non
 def test_paths_of_a_few_nodes_have_a_search(n: int, k: int) -> None:
     X, Y = (sparse.csr_array(nx.to_scipy_sparse_array(nx.path_graph(size), dtype=float)) for size in (n, k))
     result = quietly(gw_align, X, Y, distances="adjacency", epsilon=0, options=SPARSE, random_state=0)
-    assert result.value == pytest.approx(value_of(X, Y, result.plan.numpy()), abs=1e-14)
+    assert result.value == pytest.approx(value_of(X, Y, result.plan), abs=1e-14)
     assert result.value <= 1e-12 or n != k
 
 
@@ -416,7 +416,7 @@ def test_the_same_seed_has_the_same_bits_and_another_one_need_not() -> None:
     one, same = (
         gw_align(X, Y, distances="adjacency", epsilon="auto", options=SPARSE, random_state=3) for _ in range(2)
     )
-    assert torch.equal(one.plan, same.plan)
+    assert np.array_equal(one.plan, same.plan)
     assert one.value == same.value
 
 
@@ -426,7 +426,7 @@ def test_it_is_saved_and_read_again(tmp_path: Path) -> None:
     result.save(tmp_path / "few.npz")
     read = GWResult.load(tmp_path / "few.npz")
     assert isinstance(read.coupling, SparseCoupling)
-    assert torch.equal(read.plan, result.plan)
+    assert np.array_equal(read.plan, result.plan)
     assert read.certificate == result.certificate
     np.testing.assert_array_equal(read.push(np.arange(100.0)), result.push(np.arange(100.0)))
 
@@ -469,7 +469,7 @@ def test_it_is_heard_of_ended_and_resumed(tmp_path: Path) -> None:
     assert ended.n_iter == 2 < whole.n_iter
     assert ended.marginal_error < 1e-12
     resumed = resume(tmp_path / "c")
-    assert torch.equal(resumed.plan, whole.plan)
+    assert np.array_equal(resumed.plan, whole.plan)
     assert resumed.value == whole.value
 
 

@@ -304,7 +304,7 @@ def test_a_backward_pass_that_begins_elsewhere_is_undisturbed_too(around: str, m
 def test_what_is_made_in_inference_mode_can_be_differentiated_after_it() -> None:
     with torch.inference_mode():
         result = gw_align(X, Y, **NEAR)
-        assert not result.plan.is_inference()
+        assert not result.coupling.to_dense().is_inference()
     values = OTHER.double().requires_grad_()
     pulled = result.pull(values)
     assert isinstance(pulled, Tensor)

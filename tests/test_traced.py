@@ -331,7 +331,7 @@ def test_a_common_scale_keeps_sizes_and_own_scales_do_not(distances: str) -> Non
     assert own.scales[1] < own.scales[0]
     assert common.scales == (own.scales[0], own.scales[0])
     assert aligned(ARC, SPIRAL, distances=distances, scale="common").scales == common.scales
-    assert float((common.plan - own.plan).abs().sum()) > 0.1
+    assert np.abs(common.plan - own.plan).sum() > 0.1
 
 
 def test_raw_units_and_epsilon_scale_together() -> None:

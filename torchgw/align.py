@@ -31,7 +31,7 @@ from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
 from torchgw.request.request import Asked, Cost, Request
 from torchgw.results.all_points import of_all_points
-from torchgw.results.result import GWResult, Told
+from torchgw.results.result import GWResult, Told, result_of
 from torchgw.results.warnings import warn
 from torchgw.runtime.caller import collect_warnings, collected_warnings, collecting_warnings, is_theirs
 from torchgw.runtime.ranks import ALONE, Ranks
@@ -247,7 +247,7 @@ def aligned(
             derived = differentiable(solution, request.model, spaces, request.given, asked.gradient_mode)
     request = request.run_by(strategy)
     told = Told.of(solution, request, spaces)
-    result = GWResult.of(solution, request, told, spaces, graphs, prepared, derived)
+    result = result_of(solution, request, told, spaces, graphs, prepared, derived)
     warn(result, solution, replace(request, precision_loss=told.precision_loss), shown=ranks.rank == 0)
     result = replace(result, warnings=tuple(starmap(IssuedWarning, collected_warnings())))
     return result if request.support is None else of_all_points(result, request.support)

@@ -28,6 +28,7 @@ from torchgw.objective.gain import product_plan
 from torchgw.request.request import Asked, Request
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.keywords import returned
 from torchgw.spaces.prepare import make_providers
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AmbiguityWarning, Array, BlurWarning, ConvergenceWarning, is_provider
@@ -39,6 +40,7 @@ STABLE, COMPARED, BLOCK_ELEMENTS = 0.01, 1000, 2**24
 PAIRS = 300
 
 
+@returned
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class EpsilonPath:
     """Results along a falling epsilon, from `epsilon_path`.

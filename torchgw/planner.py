@@ -27,6 +27,7 @@ from torchgw.request.limits import (
     dense_bytes,
     ends_sharp,
 )
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.spaces.device_neighbours import build_bytes
@@ -50,6 +51,7 @@ LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
 CELLS_SECONDS = 1.0
 
 
+@returned
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """Memory and time of one strategy.
@@ -73,6 +75,7 @@ class Forecast:
         return f"{self.strategy}: {self.memory / 2**30:.2f} GiB{time}{'; ' + self.against if self.against else ''}"
 
 
+@returned
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Forecasts of all strategies, and the one that would run.

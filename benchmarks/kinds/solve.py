@@ -130,7 +130,7 @@ def ours(X: Any, Y: Any, **given: Any) -> tuple[GWResult, float, list[str]]:
 
 def value_of(A: np.ndarray, B: np.ndarray, result: GWResult) -> float:
     """The value of our plan on two scaled matrices; beyond 2000 points that of a blurred plan is the library's own."""
-    T = thinned(result.plan.numpy())
+    T = thinned(result.plan)
     return result.value if len(A) > 2000 and not sparse.issparse(T) else objective(A, B, T)
 
 

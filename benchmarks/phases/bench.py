@@ -88,7 +88,7 @@ class Bench:
 
             def answer() -> Answer:
                 n, k = (space.size for space in problem.spaces)
-                plan = result.plan.cpu() if n * k <= STORED else None
+                plan = result.coupling.to_dense().cpu() if n * k <= STORED else None
                 return Answer(match, plan, result.value, (result.n_iter, result.n_iter_sinkhorn))
 
             return answer

@@ -10,7 +10,7 @@ figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.6), layout="constrained", shar
 for ax, epsilon in zip(axes, (1e-2, 1e-3, 0), strict=True):
     result = torchgw.gw_align(X, Y, epsilon=epsilon, random_state=0)
     spread = result.confidence().entropy
-    plan = result.plan.numpy()[angle_x.argsort()][:, angle_y.argsort()]
+    plan = result.plan[angle_x.argsort()][:, angle_y.argsort()]
     ax.imshow(plan[::-1], cmap="magma_r", aspect="auto", interpolation="nearest", vmax=plan.max() * 0.6)
     ax.set_title(
         f"epsilon {epsilon:g}: value {result.value:.4f}\nspread over {2.718281828 ** spread.mean():.1f} points"

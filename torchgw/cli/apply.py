@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchgw import validate
 from torchgw.cli.align import check_tables, memory_limit, space_of
 from torchgw.cli.output import cells_of, check_output, write_whole
 from torchgw.results.result import GWResult
@@ -47,8 +48,7 @@ def write_matches(path: Path, result: GWResult, points: Any, side: str, names: l
 def _matches(result: GWResult, points: Any, side: str) -> Iterator[tuple[int, int, str]]:
     step = max(1, ELEMENTS // max(result.shape))
     for start in range(0, points.shape[0], step):
-        plan = result.transform(points[start : start + step], side).plan
+        plan = validate.read("plan", result.transform(points[start : start + step], side).plan)
         rows = plan if side == "source" else plan.T
-        mass, best = rows.max(1)
-        for i, (part, j) in enumerate(zip((mass / rows.sum(1)).tolist(), best.tolist(), strict=True)):
+        for i, (part, j) in enumerate(zip((rows.max(1) / rows.sum(1)).tolist(), rows.argmax(1).tolist(), strict=True)):
             yield start + i, j, f"{part:.6g}"

@@ -42,7 +42,11 @@ def point_indices(name: str, value: Any, n: int) -> Tensor:
 
 @undisturbed_methods
 class Readable:
-    """A coupling of N source with K target points. Numpy arrays come out where ``numpy_input`` says so."""
+    """A coupling of N source with K target points.
+
+    What is read of it comes as NumPy arrays where ``numpy_input`` says that nothing was given as a tensor, else as
+    tensors on the device of the plan. ``coupling`` itself always holds tensors.
+    """
 
     coupling: Coupling
     numpy_input: bool
@@ -58,9 +62,9 @@ class Readable:
         raise NotImplementedError
 
     @cached_property
-    def plan(self) -> Tensor:
-        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory. With a gradient mode it carries
-        gradients, in the precision of the tensors that they are for.
+    def plan(self) -> Array | Tensor:
+        """The dense plan (N, K), float64, built on first use and kept; O(N K) memory. As a tensor with a gradient mode
+        it carries gradients, in the precision of the tensors that they are for.
 
         Raises
         ------
@@ -71,7 +75,7 @@ class Readable:
         advice = "use argmax(), top_k(k), sparsify(mass), row(i), push(V), pull(V) or coupling.apply(V, axis)"
         validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
         with allocating(f"the dense plan ({n} x {k})", advice):
-            return self._dense()
+            return self._given(self._dense())
 
     @property
     def plan_sparse(self) -> Any:
@@ -89,7 +93,7 @@ class Readable:
         if isinstance(self.coupling, SparseCoupling):
             found = self.coupling.matrix.copy()
         else:
-            found = csr_array(self.plan.detach().cpu().numpy().astype(np.float64))
+            found = csr_array(validate.read("plan", self.plan).astype(np.float64))
         found.data[found.data <= NEGLIGIBLE * found.data.sum()] = 0.0
         found.eliminate_zeros()
         return found
@@ -248,8 +252,8 @@ class Readable:
         return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
 
     def _given(self, found: Tensor) -> Array | Tensor:
-        """In the kind of array that the user's points were."""
-        return found.cpu().numpy() if self.numpy_input else found
+        """In the kind of array that the user gave: the one place where it is chosen."""
+        return found.detach().cpu().numpy() if self.numpy_input else found
 
 
 def group_columns(coupling: Coupling, codes: Array, groups: int, axis: int) -> Iterator[tuple[int, Tensor]]:

@@ -14,6 +14,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.persist.codec import storable
+from torchgw.runtime.keywords import returned
 from torchgw.types import Array
 
 APART = 0.1  # of the largest distance: matchings that are nearer on average are one
@@ -22,6 +23,7 @@ TINY = 1e-9  # of the largest squared distance: below it energies are rounding
 SINGLE = 2.0**-22  # the same of plans that were found in float32, whose energies differ by as much
 
 
+@returned
 @storable
 @dataclass(frozen=True, kw_only=True)
 class Basin:
@@ -47,8 +49,8 @@ class Basin:
     level: str
     difference: float
     origin: str = "unknown"
-    matching: Tensor = field(repr=False, compare=False)
-    shift: Tensor = field(repr=False, compare=False)
+    matching: Array | Tensor = field(repr=False, compare=False)
+    shift: Array | Tensor = field(repr=False, compare=False)
 
 
 def energy_ratio(best: Basin, other: Basin, unit: float) -> float:
@@ -63,6 +65,7 @@ def nearly_tied(best: Basin, other: Basin, unit: float, factor: float = NEAR_TIE
     return other.level == best.level and other.energy <= factor * max(best.energy, SINGLE * unit)
 
 
+@returned
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
     """What is certain of a plan, in the units of its value.
@@ -131,6 +134,7 @@ class Certificate:
         return f"{bound}; {near}; {searched}{bent}"
 
 
+@returned
 @storable
 @dataclass(frozen=True, kw_only=True)
 class Rung:
@@ -153,6 +157,7 @@ class Rung:
     seconds: float
 
 
+@returned
 @storable
 @dataclass(frozen=True, kw_only=True)
 class EpsilonStep:
@@ -175,6 +180,7 @@ class EpsilonStep:
     seconds: float
 
 
+@returned
 @dataclass(frozen=True)
 class IssuedWarning:
     """A warning that a solve gave.
@@ -192,6 +198,7 @@ class IssuedWarning:
         return f"{self.category}: {self.text}"
 
 
+@returned
 @dataclass(frozen=True, repr=False)
 class Confidence:
     """Three views of source points, each (N,), or (m,) for m points that were asked for.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from torchgw.persist.codec import storable
+from torchgw.runtime.keywords import returned
 
 
 @storable
@@ -42,6 +43,7 @@ class Status(Enum):
         return self in (Status.PLATEAU, Status.SETTLED, Status.STATIONARY)
 
 
+@returned
 @storable
 @dataclass(frozen=True)
 class History:

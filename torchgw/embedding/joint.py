@@ -31,6 +31,7 @@ from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest
 from torchgw.embedding.graph import JointGraph, Plan, affinities, check_data_sets, plan_between, space_graph
 from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.spaces.edges import components, undirected
 from torchgw.spaces.graph import GraphReport
@@ -43,6 +44,7 @@ TIE = 1e-3
 Results: TypeAlias = "Sequence[Readable | Coupling] | Mapping[tuple[int, int], Readable | Coupling]"
 
 
+@returned
 @dataclass(frozen=True, kw_only=True, repr=False)
 class JointEmbedding:
     """Coordinates that several spaces share, from `joint_embedding`.

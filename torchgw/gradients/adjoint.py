@@ -20,6 +20,7 @@ from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
 from torchgw.gradients.solution import StationaryPlan
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.costs import FactoredCost
@@ -30,6 +31,7 @@ GMRES_TOLERANCE = 1e-11
 SOLVED = 1e-8
 
 
+@returned
 @dataclass(frozen=True)
 class GradientReport:
     """What a gradient through the plan can be trusted for.

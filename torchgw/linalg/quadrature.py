@@ -27,6 +27,8 @@ from torch import Tensor
 from torchgw.linalg.eigenpairs import Space
 from torchgw.linalg.lanczos import recurrence, ritz
 from torchgw.linalg.operators import Operator, matvec
+from torchgw.runtime.keywords import returned
+from torchgw.types import Array
 
 
 class Isotropic(Protocol):
@@ -35,11 +37,12 @@ class Isotropic(Protocol):
     def __call__(self, count: int, generator: torch.Generator) -> Tensor: ...
 
 
+@returned
 @dataclass(frozen=True)
 class Quadrature:
     """Gauss quadrature of a spectrum from M random vectors.
 
-    nodes : (M, m), ascending.
+    nodes : (M, m), ascending; tensors, as the functions of a spectrum take them.
     weights : (M, m), each row's sum is the squared length of its vector: on average the dimension.
     """
 
@@ -55,13 +58,14 @@ class Quadrature:
         """Of the space, as far as it was drawn."""
         return float(self.weights.sum(1).mean())
 
-    def shares_below(self, x: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Which share of the spectrum is below each of x (d,), and the standard errors."""
-        x = torch.as_tensor(x).to(self.nodes)
+    def shares_below(self, x: Array | Tensor | Sequence[float]) -> tuple[Array | Tensor, Array | Tensor]:
+        """Which share of the spectrum is below each of x (d,), and the standard errors; tensors where x is one."""
+        given, x = x, torch.as_tensor(x).to(self.nodes)
         shares = self.weights / self.weights.sum(1, keepdim=True)
         below = (shares[:, :, None] * (self.nodes[:, :, None] < x)).sum(1)
         error = below.std(0) / math.sqrt(len(below)) if len(below) > 1 else torch.full_like(x, math.nan)
-        return below.mean(0), error
+        found = below.mean(0), error
+        return found if isinstance(given, Tensor) else (found[0].cpu().numpy(), found[1].cpu().numpy())
 
 
 def quadrature(

@@ -109,4 +109,6 @@ def _aligned(x: PreparedSpace, y: PreparedSpace, task: Task, stopped: Callable[[
         )
     if found.status is Status.CANCELLED:
         raise GivenUp
-    return PairPlan.of(x, y, found.plan.cpu(), found.value * unit**2, found.certificate.stationarity * unit**2)
+    return PairPlan.of(
+        x, y, found.coupling.to_dense().cpu(), found.value * unit**2, found.certificate.stationarity * unit**2
+    )

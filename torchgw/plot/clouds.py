@@ -107,7 +107,7 @@ def matching(
     rgba = scale.of(along)
     start, end, share = _lines(result, along, n_lines)
     if basin:
-        end, share = result.basins[basin].matching.cpu().numpy()[start], np.ones(len(start))
+        end, share = validate.read("basin", result.basins[basin].matching)[start], np.ones(len(start))
     _draw(ax, left, rgba, layout.subset(n, MOST))
     pale = np.broadcast_to(to_rgba(colours.PALE), (k, 4))
     if _is_surface(right):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 
 from torchgw.plot import canvas
@@ -50,9 +49,9 @@ def spectrum(
     found = curvature(result, 1, whole=True).density(n_probes, n_steps, random_state)
     ends = float(found.nodes.min()), float(found.nodes.max())
     room = ROOM * max(ends[1] - ends[0], 1e-3)
-    x = torch.linspace(ends[0] - room, ends[1] + room, POINTS, dtype=torch.float64, device=found.nodes.device)
-    share, error = (side.cpu().numpy() * found.dimension for side in found.shares_below(x))
-    values, error = x.cpu().numpy(), np.nan_to_num(error)
+    values = np.linspace(ends[0] - room, ends[1] + room, POINTS)
+    share, error = (np.asarray(side) * found.dimension for side in found.shares_below(values))
+    error = np.nan_to_num(error)
     ax = canvas.axes(ax, SIZE)
     ax.fill_between(values, np.maximum(share - error, LEAST), np.maximum(share + error, LEAST), color=SOURCE, alpha=0.2)
     ax.plot(values, np.maximum(share, LEAST), color=SOURCE, linewidth=1.4)

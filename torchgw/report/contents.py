@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchgw import validate
 from torchgw.couplings.blocks import in_blocks
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.report import colourings, sentences, tables
@@ -37,7 +38,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     chosen = tuple(layout.subset(n, N_DRAWN) for n in result.shape)
     found = tuple(matches_of(coupling, torch.from_numpy(chosen[at]), 1 - at, N_MATCHES) for at in (0, 1))
     others = [(at, basin) for at, basin in enumerate(result.basins) if 0 < at <= N_OTHERS]
-    elsewhere = [basin.matching.cpu().numpy()[chosen[0]] for _, basin in others]
+    elsewhere = [validate.read("matching", basin.matching)[chosen[0]] for _, basin in others]
     matched = [found[1].index.ravel(), np.concatenate((found[0].index.ravel(), *elsewhere))]
     undrawn = [np.setdiff1d(matched[at], (-1, *chosen[at])) for at in (0, 1)]  # matches of what is drawn
     kept = [np.concatenate(side) for side in zip(chosen, undrawn, strict=True)]
@@ -82,7 +83,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
             {
                 "number": at + 1,
                 "matches": packed(positions(kept[1], matching), "<i4"),
-                "shifts": packed(basin.shift.cpu().numpy()[chosen[0]], "<f4"),
+                "shifts": packed(validate.read("shift", basin.shift)[chosen[0]], "<f4"),
             }
             for (at, basin), matching in zip(others, elsewhere, strict=True)
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import in_blocks
@@ -42,9 +43,9 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
 
 
 def _basin(basin: Basin, support: Support) -> Basin:
-    n = support.shape[0]
-    matching = support.columns.to(basin.matching.device)[basin.matching]
-    return replace(basin, matching=scatter(matching, support.rows, n), shift=scatter(basin.shift, support.rows, n))
+    n, (matching, shift) = support.shape[0], map(torch.as_tensor, (basin.matching, basin.shift))
+    matching = support.columns.to(matching.device)[matching]
+    return replace(basin, matching=scatter(matching, support.rows, n), shift=scatter(shift, support.rows, n))
 
 
 def _report(report: GraphReport | None, index: Tensor) -> GraphReport | None:

@@ -27,6 +27,7 @@ from torchgw.linalg.quadrature import Quadrature, quadrature
 from torchgw.losses import SQUARE
 from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.results.result import GWResult
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.implicit import pieces
@@ -38,6 +39,7 @@ MOST_BYTES = 2**33  # of entries that are stored
 ASYMMETRY = 1e-9  # of the largest distance
 
 
+@returned
 @undisturbed_methods
 @dataclass(frozen=True, kw_only=True)
 class PlanMode:
@@ -118,6 +120,7 @@ class PlanMode:
         return moved.cpu().numpy(), loses.cpu().numpy(), gains.cpu().numpy(), size
 
 
+@returned
 @undisturbed_methods
 @dataclass(frozen=True, kw_only=True)
 class PlanCurvature:

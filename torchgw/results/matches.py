@@ -23,11 +23,13 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LN2
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.solvers.one_to_one import TOLERANCE, assign
 from torchgw.types import Array
 
 
+@returned
 @dataclass(frozen=True, kw_only=True)
 class OneToOne:
     """The one-to-one assignment of a plan that has most mass, see `GWResult.one_to_one`.

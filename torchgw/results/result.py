@@ -47,6 +47,7 @@ from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.soft import Softened
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.keywords import returned
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.transfer import fetched, sent
@@ -58,7 +59,7 @@ from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.resolution import sampled
 from torchgw.spaces.scale import unit_of
 from torchgw.spaces.subspace import name_of
-from torchgw.types import Coupling, Differentiated
+from torchgw.types import Array, Coupling, Differentiated
 
 N_SUREST = 5  # matches that the table of a result shows
 NOT_SAVED = ("known", "model", "differentiated")
@@ -101,6 +102,7 @@ class Told(NamedTuple):
         )
 
 
+@returned
 @undisturbed_methods
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GWResult(Softened):
@@ -156,7 +158,8 @@ class GWResult(Softened):
         0.003 keeps soft labels and rankings good.
     alpha, marginals, options : what the solve was called with; ``supervised`` and ``constrained`` say that it had
         supervision, and that without a strength.
-    numpy_input : whether what is read of the plan comes as NumPy arrays, as the points did.
+    numpy_input : whether arrays of the result are NumPy's. They are tensors if a space, a cost, a mass or ``alpha`` was
+        given as one, or a provider made from a tensor that requires gradients. ``coupling`` holds tensors in any case.
     names_x, names_y : names (N,), (K,) of the points, as they were given; None for points without. Files keep texts,
         numbers and tuples of these, and the text of other names.
     known, model : the two spaces, for `transform`, and the objective between them, for `soft` and `curvature`. The
@@ -214,80 +217,12 @@ class GWResult(Softened):
     names_x: NDArray[np.object_] | None = None
     names_y: NDArray[np.object_] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        solution: CertifiedSolution,
-        request: Request,
-        told: Told,
-        spaces: Pair,
-        graphs: Graphs,
-        prepared: float,
-        differentiated: Differentiated | None,
-    ) -> GWResult:
-        """The result of a request, in the units of p and q; `torchgw.gw_align` makes it.
-
-        Parameters
-        ----------
-        solution : of the request's problem, for plans of mass one.
-        request : what was asked for, with the strategy that ran.
-        told : what else is told of it.
-        spaces, graphs : the providers, and how their neighbour graphs were made; ``prepared`` the seconds they took.
-        differentiated : what gradients come from, with a gradient mode.
-        """
-        mass, model, values, asked = request.mass, request.model, solution.values, request.asked
-        unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
-        estimated = solution.gradient == "sampled"
-        return cls(
-            coupling=solution.coupling.times(mass),
-            value=values.total * mass**2,
-            value_quad=values.quadratic * mass**2 if model.alpha > 0 else math.nan,
-            value_linear=values.linear * mass,
-            value_penalty=values.penalty * mass**2,
-            violation=values.violation * mass,
-            value_exact=solution.value_exact,
-            value_error=model.alpha * solution.value_error * mass**2,
-            marginal_error=told.marginal_error,
-            marginal_residual=solution.marginal_residual,
-            strategy=request.strategy,
-            ladder=solution.ladder,
-            omitted_mass=solution.omitted,
-            evaluated=solution.evaluated,
-            escapes=solution.escapes,
-            certificate=solution.certificate.times(mass**2).counted(solution.basins),
-            basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
-            gradient=solution.gradient,
-            gradient_passed_over=request.against_exact or passed_over(request) if estimated else "",
-            status=solution.status,
-            n_iter=solution.n_iter,
-            n_iter_sinkhorn=solution.n_iter_sinkhorn,
-            history=replace(solution.history, cost=[cost * mass**2 for cost in solution.history.cost]),
-            backend=request.backend.name,
-            backends_passed_over=request.backend.passed_over,
-            blocks=request.backend.blocks,
-            scales=(float(spaces[0].scale), float(spaces[1].scale)),
-            cost_scale=request.cost_scale,
-            providers=(name_of(spaces[0]), name_of(spaces[1])),
-            graphs=graphs,
-            timings={"prepare": prepared} | solution.seconds,
-            epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,
-            alpha=model.alpha,
-            marginals=asked.marginals,
-            supervised=asked.supervision is not None,
-            constrained=asked.supervision is not None and asked.supervision.strength == math.inf,
-            options=request.options,
-            unit=unit if model.alpha == 1 else max(unit, 1.0),
-            path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
-            gain=told.product.gain,
-            chance=told.product.chance * mass**2,
-            distance_correlation=told.correlation,
-            numpy_input=not any(isinstance(given, Tensor) for given in request.arrays),
-            known=known_points(request.spaces, spaces, graphs) if alone else None,
-            model=model if alone else None,
-            differentiated=differentiated,
-            names_x=request.names[0],
-            names_y=request.names[1],
-        )
+    def __post_init__(self) -> None:
+        basins = []
+        for each in self.basins:
+            matching, shift = (self._given(torch.as_tensor(side)) for side in (each.matching, each.shift))
+            basins.append(replace(each, matching=matching, shift=shift))
+        object.__setattr__(self, "basins", tuple(basins))
 
     def __repr__(self) -> str:
         n, k = self.shape
@@ -363,10 +298,10 @@ class GWResult(Softened):
         return self.options.max_memory
 
     @property
-    def potentials(self) -> tuple[Tensor, Tensor] | None:
+    def potentials(self) -> tuple[Array | Tensor, Array | Tensor] | None:
         """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
         found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
-        return None if found is None else (found[0] * LN2, found[1] * LN2)
+        return None if found is None else (self._given(found[0] * LN2), self._given(found[1] * LN2))
 
     @property
     def loss(self) -> Tensor:
@@ -476,7 +411,7 @@ class GWResult(Softened):
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
             discount = min(energy_ratio(self.basins[0], basin, self.unit), 1.0)
-            shift = basin.shift.to(stability)
+            shift = torch.as_tensor(basin.shift).to(stability)
             stability = torch.minimum(stability, 1 - discount * (shift if chosen is None else shift[chosen]))
         found = (entropy, margin, stability.clamp_min(0.0))
         return Confidence(*(self._given(side) for side in found))
@@ -569,6 +504,82 @@ class GWResult(Softened):
         except Exception as error:  # what reads broken files raises errors of every kind
             reason = f" ({guards.one_line(error)})" if isinstance(error, ValueError) else ""
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one{reason}") from error
+
+
+def result_of(
+    solution: CertifiedSolution,
+    request: Request,
+    told: Told,
+    spaces: Pair,
+    graphs: Graphs,
+    prepared: float,
+    differentiated: Differentiated | None,
+) -> GWResult:
+    """The result of a request, in the units of p and q; `torchgw.gw_align` makes it.
+
+    Parameters
+    ----------
+    solution : of the request's problem, for plans of mass one.
+    request : what was asked for, with the strategy that ran.
+    told : what else is told of it.
+    spaces, graphs : the providers, and how their neighbour graphs were made; ``prepared`` the seconds they took.
+    differentiated : what gradients come from, with a gradient mode.
+    """
+    mass, model, values, asked = request.mass, request.model, solution.values, request.asked
+    unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
+    estimated = solution.gradient == "sampled"
+    leaves = (getattr(space, "leaf", None) for space in (asked.X, asked.Y))  # of providers, for gradients
+    given = (*request.arrays, *leaves, asked.p, asked.q, asked.alpha)
+    return GWResult(
+        coupling=solution.coupling.times(mass),
+        value=values.total * mass**2,
+        value_quad=values.quadratic * mass**2 if model.alpha > 0 else math.nan,
+        value_linear=values.linear * mass,
+        value_penalty=values.penalty * mass**2,
+        violation=values.violation * mass,
+        value_exact=solution.value_exact,
+        value_error=model.alpha * solution.value_error * mass**2,
+        marginal_error=told.marginal_error,
+        marginal_residual=solution.marginal_residual,
+        strategy=request.strategy,
+        ladder=solution.ladder,
+        omitted_mass=solution.omitted,
+        evaluated=solution.evaluated,
+        escapes=solution.escapes,
+        certificate=solution.certificate.times(mass**2).counted(solution.basins),
+        basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
+        gradient=solution.gradient,
+        gradient_passed_over=request.against_exact or passed_over(request) if estimated else "",
+        status=solution.status,
+        n_iter=solution.n_iter,
+        n_iter_sinkhorn=solution.n_iter_sinkhorn,
+        history=replace(solution.history, cost=[cost * mass**2 for cost in solution.history.cost]),
+        backend=request.backend.name,
+        backends_passed_over=request.backend.passed_over,
+        blocks=request.backend.blocks,
+        scales=(float(spaces[0].scale), float(spaces[1].scale)),
+        cost_scale=request.cost_scale,
+        providers=(name_of(spaces[0]), name_of(spaces[1])),
+        graphs=graphs,
+        timings={"prepare": prepared} | solution.seconds,
+        epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,
+        alpha=model.alpha,
+        marginals=asked.marginals,
+        supervised=asked.supervision is not None,
+        constrained=asked.supervision is not None and asked.supervision.strength == math.inf,
+        options=request.options,
+        unit=unit if model.alpha == 1 else max(unit, 1.0),
+        path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
+        gain=told.product.gain,
+        chance=told.product.chance * mass**2,
+        distance_correlation=told.correlation,
+        numpy_input=not any(isinstance(each, Tensor) for each in given),
+        known=known_points(request.spaces, spaces, graphs) if alone else None,
+        model=model if alone else None,
+        differentiated=differentiated,
+        names_x=request.names[0],
+        names_y=request.names[1],
+    )
 
 
 def saved_members(result: GWResult) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
     if coupling.potentials is not None:
         arrays |= {name: (side * LN2).cpu().numpy() for name, side in zip("fg", coupling.potentials, strict=True)}
     for name in ("matching", "shift") if basins else ():
-        arrays[f"basin_{name}"] = torch.stack([getattr(b, name) for b in basins]).cpu().numpy()
+        arrays[f"basin_{name}"] = torch.stack([torch.as_tensor(getattr(b, name)) for b in basins]).cpu().numpy()
     return arrays | {f"coupling_{name}": tensor.cpu().numpy() for name, tensor in coupling.tensors().items()}
 
 

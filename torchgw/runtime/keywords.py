@@ -1,13 +1,16 @@
-"""Words that a function or a group of options does not have: the refusal says what stands for them, or was meant."""
+"""What constructors show and refuse: words that a function or a group of options does not have, with what stands for
+them or was meant; and records that the library alone makes, whose constructors help does not show."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Kind = TypeVar("Kind", bound=type)
 NEAR, SHORT = 0.8, 3  # likeness from which a word is a slip of the pen for another, and letters that are too few for it
 WITHOUT = {
     "log": "the result holds all of it in any case, that of gw_align as result.value and result.history",
@@ -48,3 +51,15 @@ class Worded:
         for word in filter(lambda word: word not in own, given):
             raise TypeError(refusal(cls.__name__, word, places(cls) | own))
         return object.__new__(cls)
+
+
+def returned(kind: Kind) -> Kind:
+    """A decorator of records that functions return and users do not make: help and the reference show no arguments of
+    the constructor, and no defaults of fields. It takes them as before, as `dataclasses.replace` and pickle need it."""
+    made = vars(kind)["__init__"]
+    made.__signature__ = inspect.Signature([inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)])
+    made.__doc__ = "Made by the functions of the library."
+    for name in [field.name for field in fields(kind)] if is_dataclass(kind) else ():
+        if name in vars(kind):
+            delattr(kind, name)
+    return kind

@@ -235,7 +235,7 @@ def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landm
 
 def described(found: Sequence[Candidate | Basin], best: Candidate, reference: Landmarks, mass: Tensor) -> list[Basin]:
     """What the result says of basins, by their distances from the best one."""
-    shifts, apart = _shifts(reference, best.matching, [each.matching for each in found], mass)
+    shifts, apart = _shifts(reference, best.matching, [torch.as_tensor(each.matching) for each in found], mass)
     differences = fetched(apart)[0].tolist()
     return [
         Basin(

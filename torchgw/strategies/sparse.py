@@ -80,12 +80,14 @@ def _listed(asked: Problem, basins: tuple[Basin, ...], coupling: SparseCoupling,
     """The basins with the plan that the best one ended in; matchings differ by the mass that they match otherwise."""
     if not basins:
         return ()
-    best = replace(basins[0], energy=value, matching=coupling.argmax(1))
+    last = coupling.argmax(1)
+    best = replace(basins[0], energy=value, matching=last)
     p = asked.p.double() / asked.p.sum()
     found = []
     for basin in (best, *basins[1:]):
-        shift = (basin.matching.to(p.device) != best.matching).to(p)
-        found.append(replace(basin, matching=basin.matching.to(p.device), shift=shift, difference=float(p @ shift)))
+        matching = torch.as_tensor(basin.matching, device=p.device)
+        shift = (matching != last).to(p)
+        found.append(replace(basin, matching=matching, shift=shift, difference=float(p @ shift)))
     return tuple(found)
 
 
