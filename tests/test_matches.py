@@ -212,18 +212,36 @@ def test_no_entry_is_above_the_bound_of_its_tile(kind: str) -> None:
             assert float(tile.max()) <= float(bounds[i, j]) * (1 + 1e-9)
 
 
-def test_the_cost_of_a_match_beside_its_runner_up_is_that_of_the_score() -> None:
+def test_a_match_and_its_runner_up_differ_by_their_reduced_costs() -> None:
     """With entropy, of stored plans and of factors."""
     coupling = potential_coupling(23, 31, 4, 0, correction=False)
     stored = DenseCoupling(coupling.to_dense(), coupling.f, coupling.g)
-    cost = -0.5 * np.log(2) * (coupling.A @ coupling.B.T).numpy()
+    reduced = -0.5 * np.log(2) * (coupling.A @ coupling.B.T + coupling.g).numpy()
     order = np.argsort(-coupling.to_dense().numpy(), axis=1)
     rows = np.arange(23)
     for each in (coupling, stored):
         found = Plan(each).table()["cost_difference"]
-        np.testing.assert_allclose(found, cost[rows, order[:, 0]] - cost[rows, order[:, 1]], atol=1e-12)
+        np.testing.assert_allclose(found, reduced[rows, order[:, 0]] - reduced[rows, order[:, 1]], atol=1e-12)
     for each in (sparse(23, 31), low_rank(23, 31), dense_coupling(23, 31, 0)):
         assert "cost_difference" not in Plan(each).table()
+
+
+def test_a_table_without_entropy_reads_the_soft_plan() -> None:
+    rng = np.random.default_rng(0)
+    one = rng.normal(size=(40, 3))
+    other = np.concatenate((one + 0.3 * rng.normal(size=one.shape), rng.normal(size=(8, 3))))
+    result = gw_align(one, other, distances="euclidean", epsilon=0, random_state=0)
+    table, soft = result.table(), result.soft()
+    masses, index = result.top_k(2)
+    np.testing.assert_array_equal(table["target"], result.argmax())
+    np.testing.assert_array_equal(table["runner_up"], index[:, 1])
+    np.testing.assert_allclose(table["confidence"], np.clip(1 - masses[:, 1] / masses[:, 0], 0, None))
+    np.testing.assert_allclose(table["cost_difference"], soft.epsilon * np.log(masses[:, 1] / masses[:, 0]))
+    assert (table["cost_difference"] > 0).any()
+    assert (table["cost_difference"] < 0).any()
+    first = table["target"] == soft.argmax()
+    np.testing.assert_allclose(table["confidence"][first], soft.confidence().margin[first])
+    np.testing.assert_allclose(table["share"], result.plan.max(1) * 40)
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
 """What users take away from a plan: a table of matches, mutual matches, and the best one-to-one assignment.
 
 The match of a source point i is the target point j with the largest T_ij of its row; see `docs/glossary.md`. With
-entropy, T_ij = exp(f_i + g_j - C_ij / epsilon), so the costs of the match and of the runner-up j' differ by
-
-    C_ij - C_ij' = epsilon (g_j - g_j' - ln(T_ij / T_ij')).
+entropy, T_ij = exp((f_i + g_j - C_ij) / epsilon), so the reduced costs C_ij - f_i - g_j of the match and of the
+runner-up j' differ by epsilon ln(T_ij' / T_ij).
 """
 
 from __future__ import annotations
@@ -18,11 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
-from torchgw.couplings.potential import PotentialCoupling
+from torchgw.couplings.blocks import BlockCoupling, in_blocks
 from torchgw.couplings.reader import Readable
-from torchgw.couplings.tiled import TiledCoupling
-from torchgw.kernels import LN2
 from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.solvers.one_to_one import TOLERANCE, assign
@@ -116,11 +112,13 @@ class Matched(Readable):
         - ``share``: how much of the point's mass the match gets, in [0, 1];
         - ``runner_up``: the target point that gets most after the match;
         - ``mutual``: whether the point is the match of its match, too;
-        - ``confidence``: 1 - runner-up's mass / match's mass in this plan, 0 for a tie; see `GWResult.confidence`;
-        - ``cost_difference``: the cost of the match less that of the runner-up, in units of ``value``, negative where
-          the match is cheaper. Plans without potentials, which have no entropy or are of low rank, lack the column.
+        - ``confidence``: 1 - runner-up's mass / match's mass, 0 for a tie; see `GWResult.confidence`;
+        - ``cost_difference``: the reduced cost of the match less that of the runner-up, in units of ``value``: by how
+          much dearer the match is, once the potential of each target point is its price. Negative where the match is
+          cheaper. Plans without entropy that have no soft plan, as those of low rank, lack the column.
 
-        Points without mass have no match: ``target``, ``runner_up`` and numbers are missing.
+        Points without mass have no match: ``target``, ``runner_up`` and numbers are missing. Of a result without
+        entropy the runner-up, confidence and cost are those of its soft plan, see `GWResult.soft`.
 
         Raises
         ------
@@ -135,20 +133,28 @@ class Matched(Readable):
         coupling = in_blocks(self.coupling, "table")
         value, index, mutual = matches_both_ways(coupling)
         mass = coupling.marginal(1).detach().double().cpu()
-        first, second = value[:, 0], value[:, 1]
-        matched, rivalled = (mass > 0) & (first > 0), (mass > 0) & (second > 0)
+        matched = (mass > 0) & (value[:, 0] > 0)
+        share = torch.where(matched, value[:, 0] / mass, torch.nan).clamp(max=1.0)
+        rivals, index_of_rivals, epsilon = self._rivals(value, index)
+        first, second = rivals[:, 0], rivals[:, 1]
+        rivalled = matched & (second > 0)
         columns: dict[str, Any] = {
             "source": np.arange(len(mass)) if self.names_x is None else self.names_x,
             "target": named(index[:, 0], matched, self.names_y),
-            "share": torch.where(matched, first / mass, torch.nan).clamp(max=1.0).numpy(),
-            "runner_up": named(index[:, 1], rivalled, self.names_y),
+            "share": share.numpy(),
+            "runner_up": named(index_of_rivals[:, 1], rivalled, self.names_y),
             "mutual": mutual.numpy(),
-            "confidence": torch.where(matched, 1 - second / first, torch.nan).numpy(),
+            "confidence": torch.where(matched, 1 - second / first, torch.nan).clamp(min=0.0).numpy(),
         }
-        cost = _cost_difference(coupling, value, index, self.epsilon)
-        if cost is not None:
+        if 0 < epsilon < math.inf:
+            cost = epsilon * (second / first).log()
             columns["cost_difference"] = torch.where(rivalled, cost, torch.nan).numpy()
         return pandas.DataFrame(columns)
+
+    def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Mass and columns (N, 2) of each match and its runner-up, and the epsilon by which masses say costs, NaN where
+        they do not, from the largest entries of each row."""
+        return value, index, math.nan if in_blocks(self.coupling, "table").potentials is None else self.epsilon
 
 
 def import_pandas() -> Any:
@@ -183,19 +189,3 @@ def matches_both_ways(coupling: BlockCoupling) -> tuple[Tensor, Tensor, Tensor]:
     value, index = match_and_runner_up(coupling)
     back = coupling.argmax(0).cpu()
     return value, index, (back[index[:, 0]] == torch.arange(len(index))) & (value[:, 0] > 0)
-
-
-def _cost_difference(coupling: BlockCoupling, value: Tensor, index: Tensor, epsilon: float) -> Tensor | None:
-    """The cost of each row's first entry less that of its second (N,), None where no potentials say it."""
-    held = coupling.potentials
-    if held is None or not epsilon > 0 or not math.isfinite(epsilon) or coupling.shape[1] == 1:
-        return None
-    if isinstance(coupling, DenseCoupling):
-        g = held[1].detach().double().cpu()
-        bits = (value[:, 0] / value[:, 1]).log2() - (g[index[:, 0]] - g[index[:, 1]])
-    elif isinstance(coupling, PotentialCoupling | TiledCoupling):
-        A, B = (side.detach().double().cpu() for side in (coupling.A, coupling.B))
-        bits = torch.linalg.vecdot(A, B[index[:, 0]] - B[index[:, 1]])
-    else:
-        return None
-    return -epsilon * LN2 * bits

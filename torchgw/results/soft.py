@@ -171,15 +171,27 @@ class Softened(Matched):
         soft = self._ranking if k > 1 else self.coupling
         if soft is self.coupling:
             return super().top_k(k)
-        first = self.coupling.argmax(1)[:, None]
-        values, index = soft.top_k(k)
-        held = index == first
-        missing = ~held.any(1)
-        held[missing, -1] = True  # the match takes the place of the last candidate
-        order = (~held).to(torch.int8).argsort(dim=1, stable=True)
-        values, index = values.gather(1, order), index.gather(1, order)
-        lost = torch.nonzero(missing)[:, 0]
-        index[lost, 0] = first[lost, 0]
-        for where in torch.split(lost, SMALL_ROWS):
-            values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
+        values, index = _with_match(soft, self.coupling.argmax(1), k)
         return self._given(values), self._given(index)
+
+    def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
+        if self.shape[1] == 1 or self._ranking is self.coupling:
+            return super()._rivals(value, index)
+        mass, index = _with_match(self._soft_plan.coupling, self.coupling.argmax(1), 2)
+        return mass.double().cpu(), index.cpu(), self._soft_plan.epsilon
+
+
+def _with_match(soft: Coupling, match: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Masses and columns (N, k) of the largest entries of each row of a soft plan, after that of the match (N,)."""
+    first = match[:, None]
+    values, index = soft.top_k(k)
+    held = index == first
+    missing = ~held.any(1)
+    held[missing, -1] = True  # the match takes the place of the last candidate
+    order = (~held).to(torch.int8).argsort(dim=1, stable=True)
+    values, index = values.gather(1, order), index.gather(1, order)
+    lost = torch.nonzero(missing)[:, 0]
+    index[lost, 0] = first[lost, 0]
+    for where in torch.split(lost, SMALL_ROWS):
+        values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
+    return values, index

@@ -70,7 +70,7 @@ Solve = Callable[[float, Side, Side, Tensor, Tensor, SinkhornOptions, int], Sink
 class SoftPlan(NamedTuple):
     """A soft plan.
 
-    coupling : S, with potentials, the mass of T, and on its device.
+    coupling : S, with the mass of T, on its device.
     epsilon : its entropy, in units of the scaled squared distances.
     residual : L1 marginal residual before rounding, relative to the mass.
     """
