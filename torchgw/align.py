@@ -72,66 +72,41 @@ def gw_align(
 ) -> GWResult:
     """Align two metric-measure spaces by Gromov-Wasserstein transport.
 
-    A search from many starts on landmarks chooses the lowest local optimum that it finds; a descent with the exact
-    gradient (or a sampled one where that is out of reach) refines it. No search of a non-convex problem can promise
-    the global optimum: `GWResult.certificate` and `GWResult.basins` say what is known about the result.
-
-    Minimises alpha sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' + (1 - alpha) <M, T> with entropy over the plans T with
-    marginals p and q, or near them, each space's distances divided by its own largest one. See
-    `torchgw.objective.model` for the whole objective.
+    Minimises alpha sum (D_X[i,i'] - D_Y[j,j'])^2 T_ij T_i'j' + (1 - alpha) <M, T>, with entropy, over the plans T with
+    marginals p and q, or near them. Each space's distances are divided by its own largest one. A search from many
+    starts chooses the lowest optimum that it finds. No search of a non-convex problem can promise the global one:
+    ``result.certificate`` and ``result.basins`` say what is known.
 
     Parameters
     ----------
-    X, Y : points (N, D) and (K, E), any real dtype; or square distance matrices (N, N), (K, K); or SciPy sparse graphs
-        of edge lengths; or adjacencies; or distance providers. Numpy arrays, tensors and nested lists are accepted.
-    distances : how distances come from points or a graph, one for both spaces or a pair. "landmark": factored
-        shortest paths on the k-nearest-neighbour graph. "dijkstra": exact shortest paths on demand. "precomputed": all
-        pairs of them, or the matrix given. "euclidean": straight lines. "adjacency": the entries of a square array, a
-        SciPy sparse matrix or a networkx graph as they are, weights, diagonal, signs and directions, over the largest
-        absolute one; sparse ones stay sparse. "auto": a symmetric square array is a distance matrix; points and graphs
-        get "precomputed" up to 500 points, "landmark" above 8000, and in between "landmark" where it is accurate on
-        a few rows, to 3 % up to 2500 points and to 10 % above. `HeatDistances` are given as providers.
-    p, q : masses (N,), (K,), non-negative; uniform with sum 1 when None. What they ask of the plan's marginals is said
-        by ``marginals``. Under `Balanced` their sums must agree, and scale plan and value and nothing else: epsilon
-        belongs to masses of sum 1. Masses below 2^-80 (1e-24) of their sum count as zero, and points without mass are
-        no part of a space: they change neither scale, value, bounds nor plan of the others, and have gradients of zero.
-    cost : linear cost M (fused Gromov-Wasserstein): a non-negative matrix (N, K), taken as it is, which needs the dense
-        strategy; or a pair of feature arrays (N, d), (K, d), or a `FeatureCost`, which never become a matrix. A pair
-        costs the squared distance of its features over its largest possible value. Features may be texts, which are
-        one-hot over the categories of both sides, and names of node attributes of networkx graphs or of columns of
-        tables: one, or a list, for both spaces, or a pair of these. Columns that are named are no coordinates. Pairs
-        are forbidden by ``supervision=``, not by a huge cost, which is refused where what is rounded would cost more
-        than all else.
-    alpha : weight of the quadratic part, in [0, 1]; 1 without a cost, 0.5 with one. 1 is Gromov-Wasserstein alone, 0
-        linear transport of ``cost`` alone, for which X and Y may be None; 0.99 lets the cost break ties and no more.
+    X, Y : points (N, D) and (K, E); or square distance matrices; or graphs: SciPy sparse matrices of edge lengths,
+        adjacencies, networkx graphs; or distance providers. Arrays, tensors, data frames and nested lists are taken.
+    distances : how distances come from a space, one for both or a pair. "auto", "landmark" (factored shortest paths
+        between neighbours), "dijkstra" (exact ones on demand), "precomputed" (all pairs, or the matrix given),
+        "euclidean", or "adjacency" (the entries of a matrix as they are); see `docs/distances.md`.
+    p, q : masses (N,), (K,), non-negative; None makes them uniform, with sum 1. Points without mass are no part of a
+        space.
+    cost : linear cost M (fused Gromov-Wasserstein): a matrix (N, K); or a pair of feature arrays (N, d), (K, d), which
+        may be texts; or names of node attributes or of columns; or a `FeatureCost`.
+    alpha : weight of the distances, in [0, 1]; by default 1 without a cost and 0.5 with one. At 0, X and Y may be None.
     supervision : known and forbidden pairs, labels and masks, see `Supervision`.
-    init : where to start instead of the search: a plan (N, K), a result, matching pairs (m, 2) of integer indices into
-        X, Y, or an index into Y for each point of X, (N,), as ``argmax()`` and basins have it. Without entropy a plan
-        between up to 200 x 200 points is never made worse.
-    epsilon : entropy, >= 0, in units of the scaled squared distances (each space's largest distance is 1), or "auto",
-        which begins at a hundredth of what matching can gain, ends without entropy where that costs no more, stays
-        where blur costs little, and elsewhere goes down while the plan sharpens; ``result.epsilon`` and ``result.path``
-        say where it ended. 0 asks for the optimum without entropy, a matching-like plan; it needs the exact gradient
-        and takes a few times longer. Derivatives take the number that "auto" begins with as a constant.
+    init : where to start instead of the search: a plan (N, K), a result, pairs (m, 2) of indices, or an index into Y
+        for each point of X.
+    epsilon : weight of the entropy, >= 0, in units of the scaled squared distances. "auto" ends without entropy where
+        that costs no more, see `docs/epsilon.md`; 0 asks for a matching-like plan.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
-    options : everything else, see `GWOptions`; None takes its defaults.
-    gradient_mode : `Envelope`, `Implicit` or `Unrolled` where ``result.loss``, and with the last two ``result.plan``,
-        ``push`` and ``pull``, are to be differentiated in X, Y, p, q, cost or alpha, given as tensors. None takes all
-        of them for numbers.
+    options : everything else, see `GWOptions`.
+    gradient_mode : `Envelope`, `Implicit` or `Unrolled`, to differentiate ``result.loss`` and, with the last two, the
+        plan in tensors among X, Y, p, q, cost and alpha.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if one can be used and there are
-        more than 12 000 pairs of points, else the CPU, which is as fast for few.
+        more than 12 000 pairs of points, else the CPU.
     backend : "auto", "triton", "compile" or "eager".
-    random_state : of landmarks, starts and anchors: int, torch.Generator or numpy.random.Generator; the same seed on
-        the same machine, with as many threads, gives the same bits. None takes fresh entropy. Global random state is
-        neither read nor changed.
-    callback : called with a `Progress` at every check of the loop. Returning True, or raising StopIteration, asks for
-        the best so far, as Ctrl-C does (a second one ends at once); the result's status is then `Status.CANCELLED`.
-        What else it raises passes through.
-    checkpoint : a folder to be made, or a `Checkpoint`, in which the solve is kept while it runs; `torchgw.resume` goes
-        on with it. Not with a gradient mode, whose tensors files cannot hold.
-    names_x, names_y : names (N,), (K,) of the points, texts or anything else that is unique, for
-        ``result.names_x`` and ``names_y``. By default the index of a data frame and the nodes of a networkx graph, if
-        these are unique and more than a count of the points; None for all other spaces.
+    random_state : int, torch.Generator or numpy.random.Generator. The same seed on the same machine, with as many
+        threads, gives the same bits. Global random state is neither read nor changed.
+    callback : called with a `Progress` at every check of the loop; returning True ends the solve with the best so far.
+    checkpoint : a folder to be made, or a `Checkpoint`, with which `torchgw.resume` goes on.
+    names_x, names_y : names (N,), (K,) of the points, unique. By default the index of a data frame and the nodes of a
+        networkx graph.
 
     Returns
     -------
@@ -142,47 +117,24 @@ def gw_align(
     ValueError, TypeError
         For input that cannot be used, naming the argument, before any work.
     MemoryError
-        When a distance matrix, or the score of a dense solve, would exceed ``options.max_memory``, before any work;
-        or when memory ends.
+        When a matrix would exceed ``options.max_memory``, before any work; or when memory ends.
     OSError
         When the folder of a checkpoint cannot be made, before any work.
     FloatingPointError
-        When epsilon is so small that cost / epsilon exceeds what float64 resolves: before any work below 2.2e-8, where
-        distances have a largest of 1. When relaxed marginals leave a plan of less mass than kernels resolve.
+        When cost / epsilon exceeds what float64 resolves, or a plan has less mass than kernels resolve.
 
     Warns
     -----
-    GraphWarning
-        When a graph had to be stitched, a given k joins parts that are far apart, or infinite distances were
-        replaced.
-    PrecisionWarning
-        When the scores reach further than float32 carries them; a dense solve ends in float64 all the same. When one
-        point lies so far from the others that float64, or landmarks, do not tell these apart; when coordinates are too
-        far from the origin for their dtype.
-    OutOfMemoryWarning
-        When the device ran out of memory and the streaming strategy ran instead.
-    CheckpointWarning
-        When what is done could not be written to the checkpoint; the solve goes on.
-    SamplingWarning
-        When the gradient was sampled, which options.gradient had not asked for.
-    ConvergenceWarning
-        When the result is not a converged one; its status says what to change.
-    AmbiguityWarning
-        When another matching is as good as the one returned.
-    BlurWarning
-        When a given epsilon blurs what a smaller one, which it names, would tell apart.
-    SupervisionWarning
-        When masses leave mass on pairs that supervision forbids.
+    TorchGWWarning
+        Its kinds are explained in `docs/troubleshooting.md`.
 
     Notes
     -----
-    Up to about 5000 x 5000 points, or where options.strategy is "dense": O(N K) memory, 16 bytes for each pair of
-    points (about 60 with epsilon = 0), O(N K (r + inner iterations)) work per outer iteration, with r the rank of the
-    distances' factors (without any, N + K) or the number of anchors. Beyond: O((N + K) r) memory, see
-    `torchgw.estimate` and `torchgw.strategies.ladder`.
+    Up to about 5000 x 5000 points: O(N K) memory, 16 bytes for each pair of points (about 60 with epsilon = 0), and
+    O(N K (r + inner iterations)) work per outer iteration, with r the rank of the distances' factors (without any,
+    N + K). Beyond: O((N + K) r) memory, see `torchgw.estimate`.
 
-    Exchanging X and Y, or the order of points, changes the starts that are searched from: between unrelated spaces
-    values can differ by some per cent. Solve both ways, or with several seeds, and keep the lowest, where that matters.
+    Exchanging X and Y, or the order of points, changes the starts that are searched from.
 
     References
     ----------

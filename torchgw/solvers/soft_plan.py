@@ -208,12 +208,10 @@ def _on_all_pairs(
     return SoftPlan(PotentialCoupling(A, B, f, state.g), epsilon, float(state.residual))
 
 
-def _cooled(
-    solve: Solve, rows: Tensor, columns: Tensor, epsilon: float, dtype: torch.dtype = torch.float32
-) -> SinkhornState:
+def _cooled(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
     """The last of the problems that ``solve`` is given, from a blur, whose potentials are quickly found; in float64."""
     total = rows.sum()
-    row, column = (Side((side / side.sum()).log2().to(dtype)) for side in (rows, columns))
+    row, column = (Side((side / side.sum()).log2().float()) for side in (rows, columns))
     f, g = row.log_mass, column.log_mass
     for step in range(COOLING, 0, -1):
         state = solve(epsilon * 2**step, row, column, f, g, COOLED, COOLED_ITERATIONS)
@@ -296,10 +294,9 @@ def _on_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> 
     def solve(
         at: float, one: Side, other: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
     ) -> SinkhornState:
-        return sinkhorn(
-            EntryScore(row, column, values / at, plan.shape), one, other, f, g, options=options, max_iter=most
-        )
+        score = EntryScore(row, column, (values / at).float(), plan.shape)
+        return sinkhorn(score, one, other, f, g, options=options, max_iter=most)
 
-    state = _cooled(solve, rows, columns, epsilon, torch.float64)
+    state = _cooled(solve, rows, columns, epsilon)
     found = (values / epsilon + state.f[row] + state.g[column]).exp2()
     return SoftPlan(SparseCoupling(found, column, both.first, both.width), epsilon, float(state.residual))
