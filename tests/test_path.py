@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from dataclasses import replace
@@ -159,6 +160,7 @@ def test_an_ambiguous_search_is_in_the_reason() -> None:
 def test_perplexities_are_met_by_few_solves(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted, solved, align = [15.0, 60.0, 30.0], list[float](), module.gw_align
 
+    @functools.wraps(align)
     def counted(*spaces: Any, epsilon: float, **others: Any) -> Any:
         solved.append(epsilon)
         return align(*spaces, epsilon=epsilon, **others)

@@ -188,7 +188,6 @@ READS: dict[str, Callable[[GWResult], object]] = {
     "push": lambda result: result.push(SPIRAL),
     "pull": lambda result: result.pull(ROLL),
     "marginal": lambda result: result.marginal(0),
-    "argmax": lambda result: result.argmax(0),
     "sparsify": lambda result: result.sparsify(0.5),
 }
 

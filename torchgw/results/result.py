@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from html import escape
 from os import PathLike
@@ -72,12 +72,16 @@ class Told(NamedTuple):
     correlation : the distance correlation of points and their matches.
     marginal_error : the largest L1 residual of marginals.
     precision_loss : which points rounding does not tell apart, and what to do; nothing where it does.
+    numpy_input : whether nothing was given as a tensor.
+    basins : those of the search, on the CPU where nothing was.
     """
 
     product: ProductPlan
     correlation: float
     marginal_error: float
     precision_loss: str
+    numpy_input: bool
+    basins: tuple[Basin, ...]
 
     @classmethod
     def of(cls, solution: CertifiedSolution, request: Request, spaces: Pair) -> Told:
@@ -86,19 +90,28 @@ class Told(NamedTuple):
         p, q = (sent(side, rows.device) for side in request.masses)
         sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
         few, apart = sampled(sides, request.model.masses)
+        call, basins = request.asked, solution.basins
+        leaves = (getattr(space, "leaf", None) for space in (call.X, call.Y))  # of providers, for gradients
+        given = (*request.arrays, *leaves, call.p, call.q, call.alpha)
+        numpy_input = not any(isinstance(each, Tensor) for each in given)
         asked: Sequence[Sequence[Tensor]] = (
             () if request.product else product_moments(request.model, sides),
             looked_at(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
             [residuals(rows, columns, p, q, request.asked.marginals)],
             apart,
+            [torch.as_tensor(side) for each in basins for side in (each.matching, each.shift) if numpy_input],
         )
         read = iter(fetched(*(tensor for part in asked for tensor in part)))
-        moments, looked, (missed,), apart = ([next(read) for _ in part] for part in asked)
+        moments, looked, (missed,), apart, arrays = ([next(read) for _ in part] for part in asked)
+        if numpy_input:
+            basins = with_arrays(basins, zip(arrays[::2], arrays[1::2], strict=True))
         return cls(
             request.product or product_plan_of(request.model, moments, unit_of(spaces)),
             distance_correlation(*looked) if looked else math.nan,
             max(missed.tolist(), default=0.0),
             request.describe_precision_loss(spaces, few, apart),
+            numpy_input,
+            basins,
         )
 
 
@@ -218,11 +231,11 @@ class GWResult(Softened):
     names_y: NDArray[np.object_] | None = None
 
     def __post_init__(self) -> None:
-        basins = []
-        for each in self.basins:
-            matching, shift = (self._given(torch.as_tensor(side)) for side in (each.matching, each.shift))
-            basins.append(replace(each, matching=matching, shift=shift))
-        object.__setattr__(self, "basins", tuple(basins))
+        if self.numpy_input:  # their tensors are on the CPU by now, where they came in one transfer
+            arrays = (
+                [self._given(torch.as_tensor(side)) for side in (each.matching, each.shift)] for each in self.basins
+            )
+            object.__setattr__(self, "basins", with_arrays(self.basins, arrays))
 
     def __repr__(self) -> str:
         n, k = self.shape
@@ -506,6 +519,13 @@ class GWResult(Softened):
             raise ValueError(f"path must name a file written by GWResult.save, {path} is not one{reason}") from error
 
 
+def with_arrays(basins: Sequence[Basin], arrays: Iterable[Iterable[NDArray[np.generic] | Tensor]]) -> tuple[Basin, ...]:
+    """The basins with other ``matching`` and ``shift``."""
+    return tuple(
+        replace(each, matching=matching, shift=shift) for each, (matching, shift) in zip(basins, arrays, strict=True)
+    )
+
+
 def result_of(
     solution: CertifiedSolution,
     request: Request,
@@ -528,8 +548,6 @@ def result_of(
     mass, model, values, asked = request.mass, request.model, solution.values, request.asked
     unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
     estimated = solution.gradient == "sampled"
-    leaves = (getattr(space, "leaf", None) for space in (asked.X, asked.Y))  # of providers, for gradients
-    given = (*request.arrays, *leaves, asked.p, asked.q, asked.alpha)
     return GWResult(
         coupling=solution.coupling.times(mass),
         value=values.total * mass**2,
@@ -547,7 +565,7 @@ def result_of(
         evaluated=solution.evaluated,
         escapes=solution.escapes,
         certificate=solution.certificate.times(mass**2).counted(solution.basins),
-        basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in solution.basins),
+        basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in told.basins),
         gradient=solution.gradient,
         gradient_passed_over=request.against_exact or passed_over(request) if estimated else "",
         status=solution.status,
@@ -573,7 +591,7 @@ def result_of(
         gain=told.product.gain,
         chance=told.product.chance * mass**2,
         distance_correlation=told.correlation,
-        numpy_input=not any(isinstance(each, Tensor) for each in given),
+        numpy_input=told.numpy_input,
         known=known_points(request.spaces, spaces, graphs) if alone else None,
         model=model if alone else None,
         differentiated=differentiated,
