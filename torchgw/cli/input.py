@@ -167,7 +167,7 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
         if None in row:
             wrong = row.index(None)
             place = wrong + (column is not None and column <= wrong)
-            hint = "; if these are names of the points, --index-col takes the column for them" if place == 0 else ""
+            hint = "; if these are names of the points, --index-col takes the column for them" if column is None else ""
             raise ValueError(f"line {line} holds {cells[wrong][:20]!r}, not a number in column {place + 1}{hint}")
         numbers.extend(row)  # type: ignore[arg-type]
         guards.fits("it", len(numbers) + texts // 8, limit)
@@ -227,13 +227,8 @@ def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int) -> Named:
 
 def _is_header(cells: list[str]) -> bool:
     """Whether a line names columns: no cell is a number, or they count the columns that stand after an index."""
-    counts = len(cells) > 1 and _is_index(cells[0]) and cells[1:] == [str(i) for i in range(len(cells) - 1)]
+    counts = len(cells) > 1 and validate.is_index(cells[0]) and cells[1:] == [str(i) for i in range(len(cells) - 1)]
     return bool(cells) and (counts or all(as_number(cell) is None for cell in cells))
-
-
-def _is_index(title: str) -> bool:
-    """Whether a column with this title is an index by its name, or by having none."""
-    return title.strip().lower() in ("", "id", "index", "unnamed: 0")
 
 
 def _column_called(index: str, header: list[str] | None) -> int:
@@ -250,7 +245,7 @@ def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
     if len(cells) == 1:
         return None
     for place, (title, cell) in enumerate(zip(header or (), cells, strict=False)):
-        if _is_index(title) and as_number(cell) is not None:
+        if validate.is_index(title) and as_number(cell) is not None:
             called = f"is called {title.strip()}" if title.strip() else "has no name"
             raise ValueError(
                 f"column {place + 1} {called} and holds numbers, like an index: `--index-col "
