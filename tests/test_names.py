@@ -232,6 +232,14 @@ INDICES = ("", "id", "ID", " Index ", "Unnamed: 0", "gene_id", "cell-id", "Patie
 COORDINATES = ("x", "width", "grid", "centroid", "VOID", "body mass index", "idle", "index_of_refraction")
 
 
+@pytest.mark.parametrize("header", ["source,target,length", "source,target,weight,kind", "Source,Target,share"])
+def test_edges_with_other_columns_are_no_points(header: str, tmp_path: Path) -> None:
+    row = ",".join("123456"[: header.count(",") + 1])
+    path = written(tmp_path / "x.csv", [header, row, row])
+    with pytest.raises(ValueError, match=r"must have the columns source, target and perhaps weight, got '[Ss]ource', "):
+        read_named("X", path)
+
+
 @pytest.mark.parametrize("title", [*INDICES, *COORDINATES])
 def test_titles_make_the_same_columns_indices_in_files_and_in_frames(title: str, tmp_path: Path) -> None:
     frame = pd.DataFrame(POINTS).set_axis([title, "y"], axis=1)

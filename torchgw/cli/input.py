@@ -145,6 +145,11 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     if edges or (listed and index is None):
         titles = _are_edges(first[1], *EDGES) or (len(first[1]) == 3 and as_number(first[1][2]) is None)
         return _read_edges(rows if titles else chain([first], rows), limit)
+    if index is None and _are_edges(first[1][:2], EDGES[0]):
+        raise ValueError(
+            f"a list of edges must have the columns source, target and perhaps weight, got "
+            f"{', '.join(map(repr, first[1]))}; call the weight so, and leave the others out"
+        )
     header = first[1] if _is_header(first[1]) else None
     column = None if index is None else _column_called(index, header)
     numbers, names, width, texts = array("d"), list[str](), 0, 0
