@@ -244,3 +244,5 @@ def test_what_is_neither_numbers_nor_labels_does_not_travel(values: list[Any]) -
 def test_columns_of_texts_among_coordinates_are_named() -> None:
     with pytest.raises(TypeError, match=r"or leave out 'kind', 'other', which cost= or labels= compare by name"):
         gw_align(*TABLES, distances="euclidean")
+    with pytest.raises(TypeError, match=r"or leave out 'kind', .* by name; set_index\('kind'\) takes it for names of"):
+        gw_align(*(table.drop(columns="other") for table in TABLES), distances="euclidean")

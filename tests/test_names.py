@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torchgw
-from torchgw import GWOptions, GWResult, LowRankOptions, cli, epsilon_path, gw_align, gw_loss, resume
+from torchgw import GWOptions, GWResult, LowRankOptions, cli, epsilon_path, gw_align, gw_loss, gw_pairwise, resume
 from torchgw.cli.input import names_of_cells, read_named
 from torchgw.distributed import save
 from torchgw.estimator import GromovWasserstein
@@ -214,7 +214,8 @@ BOTH_WAYS = r"--index-col {}` takes it for names of the points; leave it out .*,
         (["x,y", "NA,2", "3,4"], None, "column 1 holds '3' on line 3, which is no name, and 'NA' before; fill in"),
         (["x,y", "1,2", "NA,4"], None, "line 3 holds 'NA', not a number in column 1; .* --index-col"),
         (["gene,x,kind", "a,1,T", "b,2,B"], None, "line 2 holds 'T', not a number in column 3"),
-        (["x,gene", "1,a", "2,b"], None, "line 2 holds 'a', not a number in column 2$"),
+        (["x,gene", "1,a", "2,b"], None, "line 2 holds 'a', not a number in column 2; .* --index-col"),
+        (["gene_id,x,y", *COUNTED], None, "column 1 is called gene_id and .*" + BOTH_WAYS.format("gene_id")),
         (["gene,x,y", *NAMED], "id", "one column called 'id', .* got a header with 'gene', 'x', 'y'"),
         (["id,id,y", *COUNTED], "id", "one column called 'id', .* got a header with 'id', 'id', 'y'"),
         (COUNTED, "id", "one column called 'id', .* got no header line"),
@@ -225,6 +226,39 @@ def test_tables_that_may_be_misread_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_named("X", written(tmp_path / "x.csv", lines), index=index)
+
+
+INDICES = ("", "id", "ID", " Index ", "Unnamed: 0", "gene_id", "cell-id", "Patient ID", "cellId", "donorID")
+COORDINATES = ("x", "width", "grid", "centroid", "VOID", "body mass index", "idle", "index_of_refraction")
+
+
+@pytest.mark.parametrize("header", ["source,target,length", "source,target,weight,kind", "Source,Target,share"])
+def test_edges_with_other_columns_are_no_points(header: str, tmp_path: Path) -> None:
+    row = ",".join("123456"[: header.count(",") + 1])
+    path = written(tmp_path / "x.csv", [header, row, row])
+    with pytest.raises(ValueError, match=r"must have the columns source, target and perhaps weight, got '[Ss]ource', "):
+        read_named("X", path)
+
+
+@pytest.mark.parametrize("title", [*INDICES, *COORDINATES])
+def test_titles_make_the_same_columns_indices_in_files_and_in_frames(title: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(POINTS).set_axis([title, "y"], axis=1)
+    path = tmp_path / "x.csv"
+    frame.to_csv(path, index=False)
+    if title in COORDINATES:
+        np.testing.assert_allclose(read_named("X", path)[0], POINTS)
+        assert gw_align(frame, POINTS, distances="euclidean", epsilon=0).value < 1e-9
+        return
+    with pytest.raises(ValueError, match=r"--index-col .* takes it for names of the points; leave it out"):
+        read_named("X", path)
+    with pytest.raises(
+        ValueError, match=r"X .* like an index: set_index\(.*\) takes it for names of the points; leave"
+    ):
+        gw_align(frame, POINTS, distances="euclidean")
+    with pytest.raises(ValueError, match=r"like an index: set_index"):
+        gw_pairwise([frame, frame])
+    named = frame.set_index(title)
+    assert gw_align(named, named, distances="euclidean").names_x.tolist() == POINTS[:, 0].tolist()
 
 
 def command(folder: Path, *more: str, code: int = 0) -> list[list[str]]:

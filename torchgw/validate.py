@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import Any
@@ -27,6 +28,7 @@ OTHER_DEVICES = {  # of torch, and why no solve runs there
     "xpu": "Intel's GPUs are not supported",
     "hip": "torch calls AMD's GPUs 'cuda'",
 }
+INDEX = re.compile(r"(?i:|id|index|unnamed: 0|.*[\W_]id)|.*[a-z]I[dD]")  # titles of columns: gene_id and cellID, too
 BLOCK = 256  # of a matrix, which stays in the cache with its mirror image
 
 
@@ -206,7 +208,27 @@ def _columns_of_texts(name: str, value: Any) -> str:
     other = [column for column in columns if np.asarray(value[column]).dtype.kind not in "fiub"]
     if not 0 < len(other) < len(columns):
         return ""
-    return f", or leave out {', '.join(map(repr, other[:5]))}, which cost= or labels= compare by name"
+    hint = f", or leave out {', '.join(map(repr, other[:5]))}, which cost= or labels= compare by name"
+    if len(other) > 1 or not hasattr(value, "set_index"):
+        return hint
+    return f"{hint}; set_index({other[0]!r}) takes it for names of the points"
+
+
+def is_index(title: str) -> bool:
+    """Whether a column with this title is an index by its name, such as id or gene_id, or by having none."""
+    return INDEX.fullmatch(title.strip()) is not None
+
+
+def _refuse_index(name: str, value: Any) -> None:
+    """Refuse a table with a column of numbers beside others that is an index by its name."""
+    columns = list(value.columns) if is_table(value) else []
+    for column in columns if len(columns) > 1 else ():
+        if isinstance(column, str) and is_index(column) and np.asarray(value[column]).dtype.kind in "fiu":
+            named = f"set_index({column!r}) takes it for names of the points; " if hasattr(value, "set_index") else ""
+            raise ValueError(
+                f"{name} must hold coordinates, got a column called {column!r} that holds numbers, like an index: "
+                f"{named}leave it out, or rename it if it is a coordinate"
+            )
 
 
 def _check_exact(name: str, largest: float) -> None:
@@ -232,6 +254,7 @@ def count_bad(array: Array) -> str:
 def points(name: str, value: object, least: int = 1, first: int = 0) -> Array:
     """Finite points (N, D) with N >= ``least``, as float64; float64 arrays as they are, not to be written to. Messages
     count rows from the ``first``, which arrays that are part of others begin with."""
+    _refuse_index(name, value)
     array = _numbers(name, value, 2, "(N, D)", copy=False)
     if array.shape[0] < least:
         raise ValueError(f"{name} must hold at least {least} point{'s' * (least > 1)}, got shape {array.shape}")

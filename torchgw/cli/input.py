@@ -145,6 +145,11 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     if edges or (listed and index is None):
         titles = _are_edges(first[1], *EDGES) or (len(first[1]) == 3 and as_number(first[1][2]) is None)
         return _read_edges(rows if titles else chain([first], rows), limit)
+    if index is None and _are_edges(first[1][:2], EDGES[0]):
+        raise ValueError(
+            f"a list of edges must have the columns source, target and perhaps weight, got "
+            f"{', '.join(map(repr, first[1]))}; call the weight so, and leave the others out"
+        )
     header = first[1] if _is_header(first[1]) else None
     column = None if index is None else _column_called(index, header)
     numbers, names, width, texts = array("d"), list[str](), 0, 0
@@ -167,7 +172,7 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
         if None in row:
             wrong = row.index(None)
             place = wrong + (column is not None and column <= wrong)
-            hint = "; if these are names of the points, --index-col takes the column for them" if place == 0 else ""
+            hint = "; if these are names of the points, --index-col takes the column for them" if column is None else ""
             raise ValueError(f"line {line} holds {cells[wrong][:20]!r}, not a number in column {place + 1}{hint}")
         numbers.extend(row)  # type: ignore[arg-type]
         guards.fits("it", len(numbers) + texts // 8, limit)
@@ -227,13 +232,8 @@ def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int) -> Named:
 
 def _is_header(cells: list[str]) -> bool:
     """Whether a line names columns: no cell is a number, or they count the columns that stand after an index."""
-    counts = len(cells) > 1 and _is_index(cells[0]) and cells[1:] == [str(i) for i in range(len(cells) - 1)]
+    counts = len(cells) > 1 and validate.is_index(cells[0]) and cells[1:] == [str(i) for i in range(len(cells) - 1)]
     return bool(cells) and (counts or all(as_number(cell) is None for cell in cells))
-
-
-def _is_index(title: str) -> bool:
-    """Whether a column with this title is an index by its name, or by having none."""
-    return title.strip().lower() in ("", "id", "index", "unnamed: 0")
 
 
 def _column_called(index: str, header: list[str] | None) -> int:
@@ -250,7 +250,7 @@ def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
     if len(cells) == 1:
         return None
     for place, (title, cell) in enumerate(zip(header or (), cells, strict=False)):
-        if _is_index(title) and as_number(cell) is not None:
+        if validate.is_index(title) and as_number(cell) is not None:
             called = f"is called {title.strip()}" if title.strip() else "has no name"
             raise ValueError(
                 f"column {place + 1} {called} and holds numbers, like an index: `--index-col "

@@ -394,7 +394,8 @@ class GWResult(Softened):
         if self.known is None or not isinstance(self.coupling, BlockCoupling):
             raise ValueError(
                 "unseen points need the points or distances of the solve. A file has them if it was written by "
-                "save(path, points=True); a result of several ranks never has them: align again in one process"
+                "save(path, points=True) or `torchgw align --points`; a result of several ranks never has them: "
+                "align again in one process"
             )
         return self.coupling, self.known
 
