@@ -23,6 +23,7 @@ KIND_X, KIND_Y = list("abcabcabcabc"), list("bcdbcdbcdbcdbc")  # each side lacks
 SIZE_X, SIZE_Y = RNG.normal(size=N), RNG.normal(size=K)
 PLACE_X, PLACE_Y = RNG.normal(size=(N, 2)), RNG.normal(size=(K, 2))
 LIMIT = 2**20
+KINDS = (KIND_X, KIND_Y)
 
 
 def one_hot(kinds: list[str]) -> np.ndarray[Any, Any]:
@@ -111,7 +112,15 @@ LABELS: dict[str, tuple[Any, Any]] = {
     "columns": (ARRAYS, (pd.Series(KIND_X), pd.Series(KIND_Y, dtype="string"))),
     "categories": (ARRAYS, (pd.Categorical(KIND_X), pd.Series(KIND_Y, dtype="category"))),
     "a name and a list": (GRAPHS, ("kind", KIND_Y)),
+    "tuples of nodes": (
+        tuple(nx.from_edgelist([("hub", i) for i in range(len(kinds) - 1)]) for kinds in (KIND_X, KIND_Y)),
+        "pair",
+    ),
+    "integers of pandas": (ARRAYS, tuple(pd.array([ord(kind) for kind in kinds], "Int64") for kinds in KINDS)),
 }
+for graph_of, kinds in zip(LABELS["tuples of nodes"][0], KINDS, strict=True):
+    for node, kind in zip(graph_of, kinds, strict=True):
+        graph_of.nodes[node]["pair"] = (kind, 1)
 
 
 @pytest.mark.parametrize("name", LABELS)
@@ -121,12 +130,24 @@ def test_labels_are_codes_of_both_sides(name: str) -> None:
     np.testing.assert_array_equal(x[:, None] == y, np.array(KIND_X)[:, None] == np.array(KIND_Y))
 
 
-@pytest.mark.parametrize("nothing", [None, np.nan, pd.NA])
+@pytest.mark.parametrize("nothing", [None, np.nan, pd.NA, np.ma.masked])
 def test_points_may_have_no_label(nothing: Any) -> None:
     labels = ([nothing, "a", "b"], pd.Series(["b", nothing, "a"], dtype=object))
     x, y = in_numbers((None, None), None, Supervision(labels=labels), LIMIT)[1].labels  # type: ignore[union-attr, misc]
     assert x[0] == y[1] == -1
     assert x[1] == y[2] >= 0 <= x[2] == y[0] != x[1]
+
+
+def test_labels_that_are_missing_are_none_in_each_kind_of_array() -> None:
+    for one, other in (
+        (pd.array([1, None, 2], dtype="Int64"), [2, 1, 2]),
+        (pd.Series([1, None, 2], dtype="Int64"), [2, 1, 2]),
+        (np.ma.array(["a", "b", "b"], mask=[0, 1, 0]), ["b", "a", "b"]),
+    ):
+        rules = in_numbers((None, None), None, Supervision(labels=(one, other)), LIMIT)[1]
+        x, y = rules.labels  # type: ignore[union-attr, misc]
+        assert x[1] == -1
+        assert x[0] == y[1] != x[2] == y[0]
 
 
 def test_columns_that_are_named_are_no_coordinates() -> None:
@@ -138,6 +159,13 @@ def test_columns_that_are_named_are_no_coordinates() -> None:
     assert coordinates(TABLES, None, Supervision(labels=(["u"] * N, ["u"] * K))) == TABLES
 
 
+TITLED_TWICE = pd.DataFrame(np.ones((N, 2)), columns=["a", "a"])
+LEVELS = pd.DataFrame(np.ones((N, 2)), columns=pd.MultiIndex.from_tuples([("a", 1), ("a", 2)]))
+NUMBERED = pd.DataFrame(np.ones((N, 2)))
+WHOLE, UNEVEN, LISTS, LONG = (nx.relabel_nodes(nx.cycle_graph(3), str) for _ in range(4))
+for i, node in enumerate(WHOLE):
+    WHOLE.nodes[node]["it"], LONG.nodes[node]["it"] = 2**60 + i, 10**400
+    UNEVEN.nodes[node]["it"], LISTS.nodes[node]["it"] = [1.0] * i, [[2**60 + i], [1]][i % 2]
 LACKING = graph(*SIDES[1])
 for gap in ("node 3", "node 5"):
     del LACKING.nodes[gap]["kind"]
@@ -162,6 +190,20 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
     "mixed": (ARRAYS, (np.array(["a", 1.0], object), np.array(["a"])), None, "in column 0, got float '1.0' among 2"),
     "a list of texts": (GRAPHS, (KIND_X, KIND_Y), None, "got 'a'; .* texts themselves go as an array"),
     "labels of nothing": (GRAPHS, None, "colour", "supervision.labels must name a node attribute of X, got 'colour'"),
+    "a title of two columns": ((TITLED_TWICE,) * 2, "a", None, "name one column of X, got 'a', which 2 columns have"),
+    "a title of a level": ((LEVELS,) * 2, "a", None, "name one column of X, got 'a', which 2 columns have"),
+    "a title that is a number": ((NUMBERED,) * 2, "0", None, "got '0'; it has 0, 1, and texts"),
+    "integers that would be rounded": ((WHOLE,) * 2, "it", None, "of X must have integers of at most 9.* got 1.15292e"),
+    "integers beyond float64": ((LONG,) * 2, "it", None, r"of X must have integers of at most 9.* got 1.00000e\+400"),
+    "integers of lists": ((LISTS,) * 2, "it", None, "of X must have integers of at most 9.* got 1.15292e"),
+    "lists of different lengths": ((UNEVEN,) * 2, "it", None, r"lists of as many numbers in 'it', got list '\[\]'"),
+    "labels of lists": ((UNEVEN,) * 2, None, "it", "labels of X must hold texts, numbers .* got a list"),
+    "labels in a table": (
+        ARRAYS,
+        None,
+        (np.array([["a"]] * N), KIND_Y),
+        r"one label for each point, got shape \(12, 1",
+    ),
     "labels apart": (GRAPHS, None, (["p"] * N, ["q"] * K), "labels in common, got such as 'p' for X and 'q' for Y"),
 }
 

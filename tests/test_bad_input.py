@@ -179,6 +179,16 @@ BAD: list[tuple[str, Any, str]] = [
         "X must have real numbers as the attribute 'weight' of its edges, got str",
     ),
     (
+        "networkx graph with lists as weights",
+        adjacency(nx.Graph([(0, 1, {"weight": [1.0]}), (1, 2, {"weight": [1.0, 2.0]})])),
+        "X must be a graph with real numbers as the attribute 'weight' of its edges, got an unreadable one",
+    ),
+    (
+        "networkx graph with vectors as weights",
+        adjacency(nx.Graph([(0, 1, {"weight": np.ones(2)}), (1, 2, {"weight": np.ones(2)})])),
+        "X must have real numbers as the attribute 'weight' of its edges, got ndarray",
+    ),
+    (
         "adjacency of a provider",
         adjacency(PrecomputedDistances(D)),
         "distances must be 'auto' when X is a distance prov",

@@ -8,6 +8,7 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.sparse import csr_array
@@ -376,6 +377,19 @@ BAD = {
     "carrier must hold points in one space": lambda: metrics.label_transfer_accuracy([1], [1], (ONES, ONES)),
     "labels_x must be one label for each point": lambda: metrics.label_transfer_accuracy([[1]], [1], [0]),
     "candidates must hold at least k = 3": lambda: metrics.hits_at_k([[0, 1]], [0], 3),
+    "candidates must hold indices, or -1 for none, got -5": lambda: metrics.hits_at_k([[0, -5]], [0], 1),
+    r"candidates must hold at least one of each point, got shape \(0, 6\)": lambda: metrics.hits_at_k(
+        np.zeros((0, 6)), [], 1
+    ),
+    r"truth must hold indices in \[-1, 2\), got some from 0 to 2": lambda: metrics.hits_at_k(ONES, [1, 2, 0], 1),
+    r"truth must hold indices in \[-1, 2\), got some from 0 to 3": lambda: metrics.node_correctness(ONES, [1, 3, 0]),
+    "got 1 NaN and 1 infinite entries": lambda: metrics.node_correctness(
+        csr_array(([np.nan, np.inf], ([0, 1], [0, 1]))), [0, 1]
+    ),
+    "got a smallest of -2": lambda: metrics.node_correctness(csr_array([[-2.0, 1.0]]), [0]),
+    "labels_x must hold texts, numbers or tuples of these, got a dict": lambda: metrics.label_transfer_accuracy(
+        [{}, 1], [1], [0, 0]
+    ),
     "k must be >= 1": lambda: metrics.mean_reciprocal_rank([[0, 1]], [0], k=0),
     "area is needed where distances is a graph": lambda: metrics.geodesic_error_curve([0], [0], GRAPH, [0.1]),
     "matching must hold indices below 5": lambda: metrics.geodesic_error_curve([7], [0], LINE, [0.1]),
@@ -386,6 +400,21 @@ BAD = {
     r"matchings\[0\] must lead into the space of matchings\[1\]": lambda: metrics.cycle_error([0, 3], [0, 1]),
     r"distances must have shape \(2, 2\)": lambda: metrics.cycle_error([0, 1], [0, 1], distances=LINE),
 }
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e-30, 1.0, 1e30, 1e300])
+def test_a_correlation_has_no_unit(unit: float) -> None:
+    values = np.array([1.0, 3.0, 2.0, 5.0])
+    found = metrics.carried_correlation(unit * values, values[::-1] / unit, [0, 1, 2, 3])
+    assert found == pytest.approx(metrics.carried_correlation(values, values[::-1], [0, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("nothing", [None, np.nan, pd.NA, np.ma.masked])
+def test_a_label_that_is_missing_does_not_count(nothing: Any) -> None:
+    labels = ["a", nothing, "b"]
+    found = np.ma.array(["a", "a", "b"], mask=[0, 1, 0]) if nothing is np.ma.masked else labels
+    assert metrics.label_transfer_accuracy(found, ["a", "b"], [0, 0, 0]) == 0.5
+    assert metrics.label_transfer_accuracy(["a", "a", "b"], found, [0, 1, 2]) == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("said", BAD)

@@ -48,6 +48,9 @@ GIVEN: dict[str, tuple[Any, Any, list[Any] | None]] = {
     "frame of pairs": (framed(pd.MultiIndex.from_tuples(list(GRID))), None, list(GRID)),
     "frame that repeats": (framed(["a"] * N), None, None),
     "frame with a gap": (framed([*LETTERS[:-1], None]), None, None),
+    "frame of integers with a gap": (framed(pd.Index([None, *range(1, N)], dtype="Int64")), None, None),
+    "frame of integers of pandas": (framed(pd.Index(range(2, N + 2), dtype="Int64")), None, list(range(2, N + 2))),
+    "frame of categories": (framed(pd.CategoricalIndex(LETTERS, categories=[*LETTERS, "z"])), None, LETTERS),
     "nodes": (GRID, None, list(GRID)),
     "nodes that count": (nx.path_graph(N), None, None),
     "names of an array": (POINTS, LETTERS, LETTERS),
@@ -56,6 +59,7 @@ GIVEN: dict[str, tuple[Any, Any, list[Any] | None]] = {
     "names in NumPy": (POINTS, np.array(LETTERS), LETTERS),
     "numbers in NumPy": (POINTS, np.arange(N) * 2.5, [2.5 * i for i in range(N)]),
     "tensor of names": (POINTS, torch.arange(N) + 3, list(range(3, N + 3))),
+    "bytes in NumPy": (POINTS, np.array(LETTERS, dtype="S1"), [letter.encode() for letter in LETTERS]),
     "column of names": (POINTS, pd.Series(LETTERS), LETTERS),
     "tuples": (POINTS, [(i, "x") for i in range(N)], [(i, "x") for i in range(N)]),
 }
@@ -87,6 +91,9 @@ def test_names_are_those_given_or_those_that_points_bring(case: str) -> None:
         (pd.DataFrame(index=LETTERS), TypeError, "in the order of the points, got DataFrame"),
         (7, TypeError, "in the order of the points, got int"),
         (POINTS, TypeError, "names_x must hold texts, numbers or tuples of these, got a ndarray"),
+        (np.array(7), TypeError, "in the order of the points, got ndarray"),
+        ([{}, *LETTERS[1:]], TypeError, "names_x must hold texts, numbers or tuples of these, got a dict, '{}'"),
+        (np.ma.array(range(9), mask=[1] + [0] * 8), ValueError, r"got none \(None\) for point 0"),
     ],
 )
 def test_names_that_are_none_are_refused(names: Any, kind: type[Exception], message: str) -> None:

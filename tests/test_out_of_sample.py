@@ -150,6 +150,19 @@ def test_new_points_are_not_joined_across_short_cuts_that_the_graph_left_out() -
     assert float(np.linalg.norm(again - placed, axis=1).max()) < 1e-2 * float(np.std(Y))
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 4), (4, 1)])
+def test_a_single_point_takes_new_ones_and_is_kept_and_shown(sizes: tuple[int, int], tmp_path: Path) -> None:
+    x, y = (np.random.default_rng(n).normal(size=(n, 5)) for n in sizes)
+    result = gw_align(x, y, random_state=0)
+    result.save(tmp_path / "one.npz", points=True)
+    for found in (result, GWResult.load(tmp_path / "one.npz")):
+        for side, points, many in (("source", x, sizes[1]), ("target", y, sizes[0])):
+            plan = np.asarray(found.transform(points, side).plan)
+            assert plan.shape == ((len(points), many) if side == "source" else (many, len(points)))
+            assert np.isfinite(plan).all()
+        found.report(tmp_path / "one.html")
+
+
 def test_the_former_name_warns_and_finds_the_same() -> None:
     result = gw_align(X[:30], Y[:40], random_state=0)
     with pytest.warns(DeprecationWarning, match="unseen is now GWResult.transform"):

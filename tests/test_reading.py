@@ -185,7 +185,7 @@ def test_integers_are_read_exactly_or_refused() -> None:
         )
         with pytest.raises(ValueError, match=r"X must have integers of at most 9.0072e\+15"):
             validate.points("X", np.array([[2**60], [2**60 + 1]], dtype=dtype))
-    for dtype, missing in (("Int64", pd.NA), ("Int64", 2**60 + 1)):
+    for dtype, missing in (("Int64", pd.NA), ("Int64", 2**60 + 1), ("int64", 2**60 + 1)):
         table = pd.DataFrame({0: [0.5, 1.5], 1: pd.array([missing, 7], dtype=dtype)})
         with pytest.raises(ValueError, match=r"got 1 NaN|integers of at most"):
             validate.points("X", table)

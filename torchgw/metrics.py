@@ -199,8 +199,8 @@ def node_correctness(matching: Any, truth: Array | Tensor, *, automorphisms_of: 
     >>> node_correctness([2, 1, 0], [0, 1, 2]), node_correctness([2, 1, 0], [0, 1, 2], automorphisms_of=path)
     (0.3333333333333333, 1.0)
     """
-    found = _matching("matching", matching)
-    known = _truth(truth, len(found))
+    found, shape = _matching("matching", matching), validate.shape_of(matching)
+    known = _truth(truth, len(found), shape[1] if len(shape) == 2 else ANY_SIZE)  # indices say not how many there are
     count = int((known >= 0).sum())
     if automorphisms_of is None:
         return float((found == known)[known >= 0].sum()) / count
@@ -254,10 +254,10 @@ def hits_at_k(candidates: Any, truth: Array | Tensor, k: int) -> float:
     0.5
     """
     k = validate.integer("k", k, least=1)
-    found = _candidates(candidates, k)
+    found, size = _candidates(candidates, k)
     if found.shape[1] < k:
         raise ValueError(f"candidates must hold at least k = {k} of each point, got shape {found.shape}; lower k")
-    known = _truth(truth, len(found))
+    known = _truth(truth, len(found), size)
     return float((found[:, :k] == known[:, None]).any(1)[known >= 0].mean())
 
 
@@ -288,8 +288,8 @@ def mean_reciprocal_rank(candidates: Any, truth: Array | Tensor, *, k: int = 100
     >>> mean_reciprocal_rank([[0, 1], [2, 0]], [1, 2])
     0.75
     """
-    found = _candidates(candidates, validate.integer("k", k, least=1))[:, :k]
-    known = _truth(truth, len(found))
+    found, size = _candidates(candidates, validate.integer("k", k, least=1))
+    found, known = found[:, :k], _truth(truth, len(found), size)
     right = (found == known[:, None])[known >= 0]
     return float(np.where(right.any(1), 1 / (right.argmax(1) + 1), 0.0).mean())
 
@@ -473,12 +473,15 @@ def _plan(name: str, value: Any, shape: tuple[int, int]) -> Readable:
     if isinstance(value, Readable):
         found = value
     elif issparse(value):
-        found = _Plan(SparseCoupling.of(csr_array(value, dtype=np.float64, copy=True), torch.device("cpu")))
+        if value.ndim != 2 or value.dtype.kind not in "fiub":
+            raise ValueError(f"{name} must be {KINDS}, got shape {value.shape} of dtype {value.dtype}")
+        entries = csr_array(value, dtype=np.float64, copy=True)
+        _check_masses(name, entries.data)
+        found = _Plan(SparseCoupling.of(entries, torch.device("cpu")))
     else:
         given = validate.read(name, value, KINDS)
         if given.ndim == 2 and given.dtype.kind == "f":
-            if not np.isfinite(given).all() or (given < 0).any():
-                raise ValueError(f"{name} must be a plan of finite masses >= 0, got a smallest of {np.nanmin(given):g}")
+            _check_masses(name, given)
             found = _Plan(DenseCoupling(torch.from_numpy(given.astype(np.float64))))
         elif given.ndim == 1 and given.dtype.kind in "iu":
             found = _Plan(_coupling_of(name, given.astype(np.int64), shape[1]))
@@ -488,6 +491,14 @@ def _plan(name: str, value: Any, shape: tuple[int, int]) -> Readable:
     if shape[0] not in (ANY_SIZE, n) or shape[1] not in (ANY_SIZE, k):
         raise ValueError(f"{name} must have shape {shape}, one row or column for each point, got {(n, k)}")
     return found
+
+
+def _check_masses(name: str, masses: Array) -> None:
+    """Refuse entries of a plan that are no masses."""
+    if not np.isfinite(masses).all():
+        raise ValueError(f"{name} must be a plan of finite masses >= 0, got {validate.count_bad(masses)}")
+    if masses.min(initial=0.0) < 0:
+        raise ValueError(f"{name} must be a plan of finite masses >= 0, got a smallest of {masses.min():g}")
 
 
 def _coupling_of(name: str, matching: Array, k: int) -> SparseCoupling:
@@ -518,16 +529,21 @@ def _best(plan: Readable, k: int) -> Array:
     return found
 
 
-def _candidates(value: Any, k: int) -> Array:
-    """Candidates (N, m) of each point, the best first, -1 for none; at most k of a plan."""
+def _candidates(value: Any, k: int) -> tuple[Array, int]:
+    """Candidates (N, m) of each point, the best first, -1 for none, at most k of a plan; and the number of targets, of
+    which a plan alone knows."""
     if not isinstance(value, Readable) and not issparse(value):
         given = validate.read("candidates", value, "indices (N, m), a plan (N, K) or a result")
         if given.ndim == 2 and given.dtype.kind in "iu":
             if not given.size:
                 raise ValueError(f"candidates must hold at least one of each point, got shape {given.shape}")
-            return given.astype(np.int64)
+            if given.min() < -1:
+                raise ValueError(f"candidates must hold indices, or -1 for none, got {given.min()}")
+            return given.astype(np.int64), ANY_SIZE
     plan = _plan("candidates", value, (ANY_SIZE, ANY_SIZE))
-    return _best(plan, min(k, plan.shape[1]))
+    if 0 in plan.shape:
+        raise ValueError(f"candidates must hold at least one of each point, got shape {tuple(plan.shape)}")
+    return _best(plan, min(k, plan.shape[1])), plan.shape[1]
 
 
 def _truth(value: Any, n: int, k: int = ANY_SIZE) -> Array:
@@ -550,10 +566,13 @@ def _truth(value: Any, n: int, k: int = ANY_SIZE) -> Array:
 
 def _labels(name: str, value: Any) -> Array:
     """Labels (n,) as objects."""
+    if isinstance(value, np.ma.MaskedArray):
+        value = np.where(np.ma.getmaskarray(value), np.array(None), value.data)
     given = validate.as_numpy(value) if isinstance(value, Tensor) else np.asarray(value, dtype=object)
     if given.ndim != 1 or not len(given):
         raise ValueError(f"{name} must be one label for each point, of shape (n,), got shape {given.shape}")
-    return given.astype(object)
+    found = validate.labels(name, given.tolist())
+    return np.fromiter(found, dtype=object, count=len(found))
 
 
 def _values(name: str, value: Any) -> Array:
@@ -621,9 +640,18 @@ def _between(space: Any, one: Array, other: Array) -> Array:
 
 def _correlation(a: Array, b: Array) -> float:
     """Pearson's correlation of two lists of numbers, NaN where one is constant."""
-    a, b = a - a.mean(), b - b.mean()
+    a, b = _centred(a), _centred(b)
     size = float(np.sqrt((a @ a) * (b @ b)))
     return float(np.clip(a @ b / size, -1, 1)) if size > 0 else float("nan")
+
+
+def _centred(values: Array) -> Array:
+    """Numbers less their mean, in a unit in which neither their sum nor their squares overflow or vanish."""
+    unit = np.abs(values).max()
+    apart: Array = values / unit if unit > 0 else values
+    apart = apart - apart.mean()
+    spread = np.abs(apart).max()
+    return apart / spread if spread > 0 else apart
 
 
 def _like(found: Array, *given: Any) -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,11 @@ def read(name: str, value: Any, expected: str = "an array") -> Array:
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
             return as_numpy(from_dlpack(value))
         array = np.asarray(value)
-        if array.dtype == object and (kinds := _kinds_of_columns(value)) and kinds <= set("fiub"):
-            array = _numbers_of_columns(name, value)
+        if (kinds := _kinds_of_columns(value)) and kinds <= set("fiub"):
+            whole_as_floats = array.dtype.kind == "f" and not kinds.isdisjoint("iu")
+            if array.dtype == object or whole_as_floats:
+                numbers_of_columns = _numbers_of_columns(name, value)
+                array = array if whole_as_floats else numbers_of_columns
     except RuntimeError as error:  # of tensors in a list
         raise ValueError(
             f"{name} must be {expected}, got an unreadable one ({error}); torch.stack makes one tensor of several"
@@ -164,16 +168,40 @@ def _numbers_of_columns(name: str, value: Any) -> Array:
     """The numbers of a data frame whose columns have no dtype in common; NaN where one is missing."""
     found: Array = value.to_numpy(np.float64, na_value=np.nan)
     whole = [dtype.kind in "iu" for dtype in value.dtypes]
-    _check_exact(name, float(np.abs(np.nan_to_num(found[:, whole])).max(initial=0)))
+    exact(name, float(np.abs(np.nan_to_num(found[:, whole])).max(initial=0)))
     return found
 
 
 def is_missing(value: Any) -> bool:
-    """None, NaN, and what pandas has for nothing."""
+    """None, NaN, a masked entry, and what pandas has for nothing."""
     try:
-        return value is None or bool(value != value)
+        return value is None or value is np.ma.masked or bool(value != value)
     except TypeError:  # pandas.NA has no truth
         return True
+    except (ValueError, RuntimeError):  # of arrays and tensors with several entries
+        return False
+
+
+def is_hashable(value: Any) -> bool:
+    """Whether a value can be looked up; a tuple can by what it holds."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def labels(name: str, values: Iterable[Any]) -> list[Any]:
+    """Labels, one for each point, that can be looked up or are missing."""
+    arrays = np.ndarray | Tensor
+    present = (None if value is np.ma.masked else value for value in values)
+    listed = [value.item() if isinstance(value, arrays) and value.ndim == 0 else value for value in present]
+    for value in listed:
+        if isinstance(value, arrays) or not (is_missing(value) or is_hashable(value)):
+            raise TypeError(
+                f"{name} must hold texts, numbers or tuples of these, got a {type(value).__name__}, {str(value)[:40]!r}"
+            )
+    return listed
 
 
 def shape_of(space: Any) -> tuple[int, ...]:
@@ -198,7 +226,7 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
         raise ValueError(f"{name} must have shape {shape}, got {array.shape}{hint}")
     found = array.astype(np.float64, copy=copy)
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
-        _check_exact(name, float(np.abs(found).max(initial=0.0)))
+        exact(name, float(np.abs(found).max(initial=0.0)))
     return found
 
 
@@ -231,12 +259,12 @@ def _refuse_index(name: str, value: Any) -> None:
             )
 
 
-def _check_exact(name: str, largest: float) -> None:
-    """Refuse integers that float64 would round."""
+def exact(name: str, largest: float) -> None:
+    """Refuse integers that float64 would round, by the largest absolute one."""
     if largest > EXACT:
         raise ValueError(
-            f"{name} must have integers of at most {EXACT:g}, up to which float64 holds each, got {largest:g}; "
-            f"take their smallest off, or floats if rounding does no harm"
+            f"{name} must have integers of at most {EXACT:g}, up to which float64 holds each, got "
+            f"{Decimal(largest):.6g}; take their smallest off, or floats if rounding does no harm"
         )
 
 
@@ -361,7 +389,7 @@ def graph(name: str, value: Any) -> Any:
     if not np.isfinite(csr.data).all():
         raise ValueError(f"{name} must have finite edge lengths, got {count_bad(csr.data)}")
     if (csr.data < 0).any():
-        raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}")
+        raise ValueError(f"{name} must have non-negative edge lengths, got {csr.data.min():g}; {_otherwise(name)}")
     ranges.sizes(f"{name}.data", float(csr.data.max(initial=0.0)))
     turned = csr.T.tocsr()
     mutual = np.array_equal(csr.indptr, turned.indptr) and np.array_equal(csr.indices, turned.indices)
@@ -455,14 +483,15 @@ def adjacency_of(name: str, graph: Any, weight: str | None) -> Any:
     if not edges and len(place) != 1:
         raise ValueError(f"{name} must have edges, got a networkx graph of {len(place)} nodes without any")
     row, column, given = zip(*edges, strict=True) if edges else ((), (), ())
-    if None in given:
-        u, v = (list(place)[at] for at in edges[given.index(None)][:2])
+    lacking = next((edge for edge in edges if edge[2] is None), None)
+    if lacking is not None:
+        u, v = (list(place)[at] for at in lacking[:2])
         raise ValueError(
             f"{name} must have the attribute {weight!r} on each edge, as options.spaces.weight says, got none on "
             f"({u!r}, {v!r}); SpaceOptions(weight=None) counts each edge 1"
         )
-    weights = np.asarray(given)
-    if weights.dtype.kind not in "fiub":
+    weights = read(name, given, f"a graph with real numbers as the attribute {weight!r} of its edges")
+    if weights.dtype.kind not in "fiub" or weights.ndim != 1:
         what = f"{type(given[0]).__name__} of dtype {weights.dtype}"
         raise TypeError(f"{name} must have real numbers as the attribute {weight!r} of its edges, got {what}")
     i, j = np.array(row, dtype=np.int64), np.array(column, dtype=np.int64)

@@ -164,7 +164,7 @@ def _integers(name: str, value: Any, n: int) -> Array:
     array = validate.read(name, value)
     if array.shape != (n,) or array.dtype.kind not in "iu":
         inverse = "np.unique(np.concatenate(labels), return_inverse=True)[1]"
-        remedy = f"; {inverse} numbers those of both sides" if array.ndim == 1 and array.dtype.kind != "c" else ""
+        remedy = f"; {inverse} numbers those of both sides" if array.ndim == 1 and array.dtype.kind not in "ciu" else ""
         raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}{remedy}")
     if n and array.min() < -1:
         raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from numbers import Real
+from itertools import chain
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,12 @@ def coordinates(points: tuple[Any, Any], cost: Any, supervision: Supervision | N
             names.add(labels[side])
         if names and is_table(table):
             table = table[[column for column in table.columns if column not in names]]
+            if not len(table.columns):
+                raise ValueError(
+                    f"{SPACES[side]} must have coordinates beside the columns that cost= and labels= name, got "
+                    f"{_listed(sorted(names))} alone; features that are coordinates too go as arrays: "
+                    f"cost=(X.to_numpy(), Y.to_numpy())"
+                )
         found.append(table)
     return found[0], found[1]
 
@@ -92,12 +99,15 @@ def _attribute(argument: str, name: str, space: str, points: Any) -> tuple[Seque
     """The values (N,) of an attribute, None where a node lacks it, and what the points are called."""
     if validate.is_networkx(points):
         nodes = list(points)
-        known = sorted({str(key) for _, data in points.nodes(data=True) for key in data})
+        known = sorted({key for _, data in points.nodes(data=True) for key in data}, key=str)
         if any(name in data for _, data in points.nodes(data=True)):
             return [data.get(name) for _, data in points.nodes(data=True)], nodes
         what = "a node attribute"
     elif is_table(points):
-        known, what = [str(column) for column in points.columns], "a column"
+        known, what = list(points.columns), "a column"
+        many = known.count(name) or sum(isinstance(title, tuple) and name in title[:1] for title in known)
+        if many > 1:
+            raise ValueError(f"{argument} must name one column of {space}, got {name!r}, which {many} columns have")
         if name in points.columns:
             return points[name], getattr(points, "index", range(len(points)))
     else:
@@ -185,31 +195,33 @@ def _column(space: str, title: str, values: Iterable[Any], called: Sequence[Any]
         )
     if not hasattr(getattr(values, "dtype", None), "categories"):
         vectors = all(isinstance(value, list | tuple) for value in listed)
-        if vectors and len({len(value) for value in listed}) == 1:
-            array = np.asarray(listed)
-            if array.dtype.kind in "fiub" and array.ndim == 2:
-                return array.astype(np.float64)
-        if all(isinstance(value, Real | np.bool_) for value in listed):
+        entries = list(chain.from_iterable(listed)) if vectors and len({*map(len, listed)}) == 1 else listed
+        if all(isinstance(value, Real | np.bool_) for value in entries):
+            whole = (abs(int(value)) for value in entries if isinstance(value, Integral))
+            validate.exact(f"cost features of {space}", max(whole, default=0))
             return np.asarray(listed, dtype=np.float64)
         other = next((value for value in listed if not isinstance(value, str)), None)
         if other is not None:
             raise TypeError(
-                f"cost features of {space} must be numbers alone or texts alone in {title}, got {type(other).__name__} "
-                f"{str(other)[:40]!r} among {len(listed)} values; write them all as one or the other"
+                f"cost features of {space} must be numbers alone, texts alone, or lists of as many numbers in {title}, "
+                f"got {type(other).__name__} {str(other)[:40]!r} among {len(listed)} values; write them all as one"
             )
     return np.fromiter(listed, dtype=object, count=len(listed))
 
 
 def _labels(given: tuple[Any, Any], points: tuple[Any, Any], spaces: tuple[str, str]) -> tuple[Array, Array] | None:
     """Codes (N,), (K,) of labels that are named, or are no integers; None of others. A point may have no label."""
-    if not any(isinstance(side, str) or _holds_texts(side, "USOb") for side in given):
+    if not any(isinstance(side, str) or _is_extended(side) or _holds_texts(side, "USOb") for side in given):
         return None
     sides = [
         _attribute("supervision.labels", side, *each)[0] if isinstance(side, str) else side
         for side, each in zip(given, zip(spaces, points, strict=True), strict=True)
     ]
-    if any(len(validate.shape_of(side)) != 1 for side in sides):
-        return None
+    for which, side in enumerate(sides):
+        shape = validate.shape_of(side)
+        if not isinstance(given[which], str) and len(shape) != 1:
+            raise ValueError(f"supervision.labels[{which}] must have one label for each point, got shape {shape}")
+    sides = [validate.labels(f"supervision.labels of {space}", side) for side, space in zip(sides, spaces, strict=True)]
     codes, _ = _codes(sides)
     shared = np.intersect1d(*(side[side != UNLABELLED] for side in codes))
     if not len(shared):
@@ -236,6 +248,11 @@ def _codes(sides: Sequence[Iterable[Any]]) -> tuple[tuple[Array, Array], int]:
         for side in sides
     )
     return (x, y), len(place)
+
+
+def _is_extended(given: Any) -> bool:
+    """Whether the dtype is one of pandas', in which values may be missing."""
+    return hasattr(getattr(given, "dtype", None), "na_value")
 
 
 def _holds_texts(given: Any, kinds: str = "USO") -> bool:

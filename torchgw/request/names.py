@@ -69,33 +69,28 @@ def _own_names(space: str, points: Any, size: int) -> NDArray[np.object_] | None
         what, names = "nodes", list(points)
     else:
         return None
-    if names == list(range(size)):
-        return None
     fault = find_fault(names)
     if fault:
         logger.info("the %s of %s gives its points no names: it has %s", what, space, fault)
         return None
-    return as_names(names)
+    return None if names == list(range(size)) else as_names(names)
 
 
 def _listed(argument: str, given: Any) -> list[Any]:
     """Names in a list; NumPy's numbers and texts as Python's."""
-    unordered = isinstance(given, set | frozenset)
-    if unordered or isinstance(given, str | bytes) or is_table(given) or not isinstance(given, Iterable):
+    other = isinstance(given, set | frozenset | str | bytes) or is_table(given)  # has no order, or one of letters
+    if other or not isinstance(given, Iterable) or getattr(given, "shape", None) == ():
         raise TypeError(
             f"{argument} must be a list or array of names in the order of the points, got {type(given).__name__}"
         )
     names = given.tolist() if isinstance(given, Tensor) else list(given)
-    names = [name.item() if isinstance(name, np.number | np.bool_ | np.str_) else name for name in names]
-    other = next((name for name in names if not _is_hashable(name)), None)
-    if other is not None:
-        raise TypeError(f"{argument} must hold texts, numbers or tuples of these, got a {type(other).__name__}")
-    return names
+    names = [name.item() if isinstance(name, np.number | np.bool_ | np.character) else name for name in names]
+    return validate.labels(argument, names)
 
 
 def find_fault(names: list[Any]) -> str:
     """What is wrong with names, and what to do about it; nothing where they are unique."""
-    missing = next((i for i, name in enumerate(names) if _is_missing(name)), None)
+    missing = next((i for i, name in enumerate(names) if validate.is_missing(name) or name == ""), None)
     if missing is not None:
         return f"none ({names[missing]!r}) for point {missing}; fill it in, or leave out the point"
     seen = dict[Any, int]()
@@ -104,19 +99,3 @@ def find_fault(names: list[Any]) -> str:
         if first != i:
             return f"{name!r} for points {first} and {i}; add to it what tells them apart"
     return ""
-
-
-def _is_missing(name: Any) -> bool:
-    """None, an empty text, and the missing values of NumPy and pandas."""
-    if isinstance(name, float | np.datetime64):
-        return bool(name != name)
-    return name is None or (isinstance(name, str) and not name) or type(name).__name__ in ("NAType", "NaTType")
-
-
-def _is_hashable(name: Any) -> bool:
-    """Whether a name can be looked up; a tuple can by what it holds."""
-    try:
-        hash(name)
-    except TypeError:
-        return False
-    return True

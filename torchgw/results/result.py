@@ -616,7 +616,7 @@ def passed_over(request: Request) -> str:
 def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[KnownPoints, KnownPoints]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        KnownPoints(space, None if not one.points else one.data, report.k if report else 1, graph=one.edges)
+        KnownPoints(space, None if not one.points else one.data, max(report.k, 1) if report else 1, graph=one.edges)
         for one, space, report in zip(given, made, graphs, strict=True)
     )
     return x, y

@@ -180,11 +180,15 @@ def of_points(points: Array) -> Array:
 
 
 def principal(points: Array, count: int) -> Array:
-    """Coordinates (N, count) of points (N, d) along the directions in which they spread most."""
+    """Coordinates (N, count) of points (N, d) along the directions in which they spread most, 0 where they spread in
+    fewer."""
     from sklearn.decomposition import PCA
 
-    found: Array = PCA(count, random_state=0).fit_transform(points)
-    return found
+    made = np.zeros((len(points), count))
+    if len(points) > 1:  # a single point has no spread
+        found = PCA(min(count, *points.shape), random_state=0).fit_transform(points)
+        made[:, : found.shape[1]] = found
+    return made
 
 
 def subset(n: int, most: int) -> Array:
