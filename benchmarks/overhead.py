@@ -50,7 +50,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by 
     "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "forecast followed")),
     "choice of kernels": ((request, "choose_kernels"),),
     "masses, model and generator": ((request, "make_generator make_model"),),
-    "result object and warnings": ((GWResult, "of"), (align, "warn")),
+    "result object and warnings": ((align, "result_of"), (align, "warn")),
     "solve": ((align, "solve_within_memory"),),
 }
 ITERATIONS, WHOLE = "iterations", "all of it"
@@ -118,7 +118,7 @@ def check_same(case: Case) -> flat.Flat:
     off = {name: abs(one - other) for name, (one, other) in numbers.items()}
     found: Any = result.coupling
     tensors = {name: (getattr(found, name), getattr(expected, name)) for name in "ABfgxy"}
-    tensors["plan"] = found.to_dense(), expected.coupling.to_dense()
+    tensors["plan"] = found.to_dense(), expected.plan
     for name, (one, other) in tensors.items():
         off[name] = float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny))
     worst = max(off, key=lambda name: off[name])

@@ -306,15 +306,13 @@ def told(X: Any, Y: Any, **given: Any) -> list[str]:
     return [str(each.message) for each in found if each.category is BlurWarning]
 
 
-def test_a_blurred_plan_names_auto_and_a_number_to_go_on_with() -> None:
+def test_a_blurred_plan_names_auto_and_its_soft_plan() -> None:
     X, Y, truth = cloud(150, 40)
     text = told(X, Y, epsilon=1e-2, distances="euclidean")[0]
-    number = float(text.rpartition(" ")[2])
-    assert text.index("epsilon='auto'") < text.index("init=result")
-    sharp = quietly(gw_align, X, Y, distances="euclidean", random_state=0)
-    assert not told(X, Y, epsilon=number, distances="euclidean", init=sharp)
-    found = quietly(gw_align, X, Y, epsilon=number, distances="euclidean", init=sharp, random_state=0)
-    assert (found.argmax() == truth).mean() >= 0.99
+    assert text.index("epsilon='auto'") < text.index("result.soft()")
+    soft = quietly(gw_align, X, Y, distances="euclidean", random_state=0).soft()
+    assert not told(X, Y, epsilon=soft.epsilon, distances="euclidean", init=soft)
+    assert (soft.argmax() == truth).mean() >= 0.99
 
 
 def test_points_of_which_each_stands_for_many_are_not_blurred() -> None:

@@ -110,7 +110,7 @@ def test_the_blocks_about_all_pairs_run() -> None:
     left = run_blocks(DOCS / "pairwise.md")
     assert set(left["labels"][:3]) == {left["labels"][0]} != set(left["labels"][3:]) == {left["labels"][3]}
     assert 0 < left["part"].n_solved == left["whole"].n_stored
-    assert (left["new"].n_solved, left["every"].n_stored, left["every"].n_solved) == (12, 27, 1)
+    assert (left["grown"].n_solved, left["every"].n_stored, left["every"].n_solved) == (12, 27, 1)
     assert left["nearest"].n_pruned > 0
 
 

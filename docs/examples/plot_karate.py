@@ -82,7 +82,6 @@ noisy.add_nodes_from(order)
 noisy.add_edges_from(kept)
 found = align(D, steps(kept)[np.ix_(order, order)], epsilon=0)
 torchgw.plot.matching(found, G, noisy, colors=[G.nodes[i]["club"] for i in G])
-plt.show()
 
 # %%
 # Two clubs
