@@ -390,6 +390,12 @@ BAD = {
     "labels_x must hold texts, numbers or tuples of these, got a dict": lambda: metrics.label_transfer_accuracy(
         [{}, 1], [1], [0, 0]
     ),
+    r"X must be an array of shape \(N, D\), got a SciPy sparse matrix; take X.toarray\(\)": lambda: metrics.foscttm(
+        csr_array(ONES), ONES
+    ),
+    r"distances must be .* got a graph of networkx, Graph; take": lambda: metrics.cycle_error(
+        [0, 1], [0, 1], distances=nx.path_graph(2)
+    ),
     "k must be >= 1": lambda: metrics.mean_reciprocal_rank([[0, 1]], [0], k=0),
     "area is needed where distances is a graph": lambda: metrics.geodesic_error_curve([0], [0], GRAPH, [0.1]),
     "matching must hold indices below 5": lambda: metrics.geodesic_error_curve([7], [0], LINE, [0.1]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,7 @@ TABLES: dict[str, tuple[list[str], str | None, list[str] | None]] = {
     "spaces around names": (["gene,x,y", *(f" {line}" for line in NAMED)], None, LETTERS),
     "numbers that are named": (["id,x,y", *COUNTED], "id", EVEN),
     "numbers below nothing": ([",x,y", *COUNTED], "", EVEN),
+    "numbers that R writes as row names": (["x,y", *COUNTED], "", EVEN),
     "a column in between": (["x,gene,y", *MIDDLE], "gene", LETTERS),
     "one column of numbers": (["id", *EVEN], None, None),
 }
@@ -221,8 +223,19 @@ BOTH_WAYS = r"--index-col {}` takes it for names of the points; leave it out .*,
         (["x,y", "NA,2", "3,4"], None, "column 1 holds '3' on line 3, which is no name, and 'NA' before; fill in"),
         (["x,y", "1,2", "NA,4"], None, "line 3 holds 'NA', not a number in column 1; .* --index-col"),
         (["gene,x,kind", "a,1,T", "b,2,B"], None, "line 2 holds 'T', not a number in column 3"),
-        (["x,gene", "1,a", "2,b"], None, "line 2 holds 'a', not a number in column 2; .* --index-col"),
         (["gene_id,x,y", *COUNTED], None, "column 1 is called gene_id and .*" + BOTH_WAYS.format("gene_id")),
+        (
+            ["x,gene", "1,a", "2,b"],
+            None,
+            "line 2 holds 'a', not a number in column 2; if these are names .*; leave out",
+        ),
+        (["gene,x,kind", "a,1,T"], "gene", "line 2 holds 'T', not a number in column 3; leave out columns"),
+        (["gene,x", "a,1", "b,NA"], None, "line 3 holds 'NA', not a number in column 2; fill in values"),
+        (["gene,x", 'a,"1,5"'], None, "line 2 holds '1,5', not a number in column 2; write decimals with points"),
+        (["x,y", *COUNTED], None, "column 1 has no name and holds numbers, .*" + BOTH_WAYS.format("''")),  # as R does
+        (["x,y", "1,2,", "3,4,"], "y", "a title for each column, got 2 titles and 3 columns"),
+        (["x,y,z,u", "1,2"], "x", "a title for each column, got 4 titles and 2 columns"),
+        (["gene,x", '"a', 'b",1'], None, "line 2 is no line of cells: .*; quotes end in the line where they begin"),
         (["gene,x,y", *NAMED], "id", "one column called 'id', .* got a header with 'gene', 'x', 'y'"),
         (["id,id,y", *COUNTED], "id", "one column called 'id', .* got a header with 'id', 'id', 'y'"),
         (COUNTED, "id", "one column called 'id', .* got no header line"),
@@ -464,11 +477,37 @@ def test_lists_of_edges_are_graphs_with_named_nodes(case: str, tmp_path: Path) -
         (["a,b", "b,"], "line 2 must name both nodes"),
         (["a,b,1,2"], "line 1 must hold an edge, .* got 4 cells"),
         (["source,target"], "it holds no edges"),
+        (["a,b,", "b,c,1"], "line 1 holds '', not a finite number as the weight"),
     ],
 )
 def test_lists_that_are_no_edges_are_refused(lines: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read_named("X", written(tmp_path / "x.csv", lines), edges=True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [
+        (["gene,partner", "a,b", "b,c"], True),
+        (["source,target", "a,b", "c,d"], False),
+        (["a,b", "b,c"], False),
+        (["1,2", "3,4"], False),
+        (["a,b"], False),
+    ],
+)
+def test_a_first_line_that_may_be_a_header_of_edges_is_warned_of(
+    lines: list[str], warned: bool, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        read_named("X", written(tmp_path / "x.csv", lines), edges=True)
+    assert [str(each.message)[:44] for each in given] == ["no other edge has a node of line 1, 'gene, p"] * warned
+
+
+def test_files_in_another_encoding_say_so(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes("gene,x\né,1\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"it must be text in UTF-8, .*; save it as UTF-8"):
+        read_named("X", tmp_path / "x.csv")
 
 
 def test_the_command_matches_the_nodes_of_two_lists_of_edges(

@@ -117,6 +117,21 @@ def test_points_without_a_match_or_a_truth_are_empty_cells(
     ] == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize(("targets", "warned"), [([0, 1], True), (["t1", "t0"], False), (["t1", "other"], False)])
+def test_true_targets_that_are_called_otherwise_are_warned_of(
+    targets: list[Any],
+    warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines("m.csv", ["a", "b"], ["t0", "t1"], header="source,target")
+    lines("t.csv", ["a", "b"], targets)
+    assert cli.main(["score", "m.csv", "--truth", "t.csv"]) == 0
+    assert ("no target of t.csv, such as '0', is one of the matching" in capsys.readouterr().err) == warned
+
+
 def test_nodes_count_up_to_the_automorphisms_of_a_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +158,8 @@ REFUSED = {
         ["out.npz", "--labels-x", "bad.csv", "--labels-y", "y.csv"],
         ([3, 3], ["near", "far"]),
     ),
+    "names 'nobody', no such point": (["out.npz", "--truth", "bad.csv"], (["nobody", 1], [0, 2])),  # no header
+    "must hold pairs of points, got none below 'from,to'": (["out.npz", "--truth", "bad.csv"], (["from"], ["to"])),
     "truth must be known of at least one point": (["out.npz", "--truth", "bad.csv"], ([0], [""])),
     "must be a .csv, .tsv file, got nothing.txt": (["out.npz", "--truth", "nothing.txt"], ()),
     "nothing.csv is not there": (["out.npz", "--truth", "nothing.csv"], ()),

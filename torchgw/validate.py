@@ -135,6 +135,13 @@ def read(name: str, value: Any, expected: str = "an array") -> Array:
     """
     if np.ma.is_masked(value):
         raise ValueError(f"{name} must have a number everywhere, got masked entries; fill or remove them")
+    if issparse(value):
+        raise TypeError(f"{name} must be {expected}, got a SciPy sparse matrix; take {name}.toarray()")
+    if is_networkx(value):
+        raise TypeError(
+            f"{name} must be {expected}, got a graph of networkx, {type(value).__name__}; take "
+            f"networkx.to_numpy_array({name}), or distances from it"
+        )
     try:
         if isinstance(value, Tensor):
             dense(name, value)

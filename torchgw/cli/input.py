@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -27,6 +27,7 @@ Named: TypeAlias = "tuple[Any, list[str] | None]"
 WITHOUT_INDEX = "(pandas: to_csv(path, index=False))"
 LONGEST_LINE = 2**24
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+MISSING = ("", "na", "n/a", "null", "none", "missing", "?", "-")
 EDGES = (("source", "target", "weight"), ("from", "to", "weight"), ("u", "v", "w"))
 SUFFIXES = (".npy", ".npz", *DELIMITERS, ".h5ad")
 PARTS = {
@@ -143,20 +144,22 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     first = next(rows, (0, []))
     listed = _are_edges(first[1], EDGES[0])
     if edges or (listed and index is None):
-        titles = _are_edges(first[1], *EDGES) or (len(first[1]) == 3 and as_number(first[1][2]) is None)
-        return _read_edges(rows if titles else chain([first], rows), limit)
+        third = first[1][2].strip() if len(first[1]) == 3 else ""
+        titles = _are_edges(first[1], *EDGES) or (third and as_number(third) is None)
+        return _read_edges(rows if titles else chain([first], rows), limit, bool(titles))
     if index is None and _are_edges(first[1][:2], EDGES[0]):
         raise ValueError(
             f"a list of edges must have the columns source, target and perhaps weight, got "
             f"{', '.join(map(repr, first[1]))}; call the weight so, and leave the others out"
         )
     header = first[1] if _is_header(first[1]) else None
-    column = None if index is None else _column_called(index, header)
+    column: int | None = None
     numbers, names, width, texts = array("d"), list[str](), 0, 0
     for line, cells in rows if header or not first[0] else chain([first], rows):
         if not width:
             width = len(cells)
-            column = _column_of_names(header, cells) if index is None else column
+            header = _titles(header, cells)
+            column = _column_of_names(header, cells) if index is None else _column_called(index, header, width)
         if len(cells) != width:
             raise ValueError(f"it must hold rows of equal length, got {width} and, on line {line}, {len(cells)}")
         if column is not None:
@@ -172,8 +175,10 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
         if None in row:
             wrong = row.index(None)
             place = wrong + (column is not None and column <= wrong)
-            hint = "; if these are names of the points, --index-col takes the column for them" if column is None else ""
-            raise ValueError(f"line {line} holds {cells[wrong][:20]!r}, not a number in column {place + 1}{hint}")
+            raise ValueError(
+                f"line {line} holds {cells[wrong][:20]!r}, not a number in column {place + 1}; "
+                f"{_instead_of(cells[wrong], index is None, place == 0)}"
+            )
         numbers.extend(row)  # type: ignore[arg-type]
         guards.fits("it", len(numbers) + texts // 8, limit)
     if not numbers:
@@ -183,15 +188,33 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     return np.frombuffer(numbers).reshape(-1, width - bool(names)), names or None
 
 
+def _titles(header: list[str] | None, cells: list[str]) -> list[str] | None:
+    """The titles of all columns; R writes none for the names of rows."""
+    as_r_writes = header is not None and len(header) == len(cells) - 1 and cells[-1].strip()
+    return ["", *header] if header is not None and as_r_writes else header
+
+
+def _instead_of(cell: str, unnamed: bool, first: bool) -> str:
+    """What to do about a cell that is no number, in a table without names or in one with."""
+    text = cell.strip()
+    if as_number(text.replace(",", ".", 1)) is not None:
+        return "write decimals with points"
+    missing = text.lower() in MISSING
+    names = "if these are names of the points, --index-col takes the column for them; "
+    remedy = "fill in values that are missing" if missing else "leave out columns that hold no numbers"
+    return (names if unnamed and (first or not missing) else "") + remedy
+
+
 def _are_edges(cells: list[str], *titles: tuple[str, str, str]) -> bool:
     """Whether a header is that of a list of edges."""
     found = tuple(cell.strip().lower() for cell in cells)
     return any(found in (each, each[:2]) for each in titles)
 
 
-def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int) -> Named:
+def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int, headed: bool) -> Named:
     """The graph of a list of edges u, v, or u, v, w, each of which goes both ways, as a symmetric CSR matrix, with the
-    names of its nodes. Integers are sorted; if they only count the nodes, these have no names."""
+    names of its nodes. Integers are sorted; if they only count the nodes, these have no names. A first line that may be
+    a header, if none was found, is warned of."""
     place, ends, weights, texts = dict[str, int](), array("q"), array("d"), 0
     for line, cells in rows:
         if len(cells) not in (2, 3):
@@ -223,6 +246,13 @@ def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int) -> Named:
             f"it must have one weight for each edge, which goes both ways, got {given[first][which][other[0]]:g} and "
             f"{given[other[0]]:g} between {ends_of[0]!r} and {ends_of[1]!r}"
         )
+    if not headed and count > 2 and not any(name.isdecimal() for name in names[:2]) and (low < 2).sum() == 1:
+        shown = ", ".join(names[:2])
+        warn_caller(
+            f"no other edge has a node of line 1, {shown!r}; if that line is a header, leave it out, or call its "
+            f"columns source,target",
+            TorchGWWarning,
+        )
     low, high, given = low[first], high[first], given[first]
     apart = low != high
     both = (np.concatenate((low, high[apart])), np.concatenate((high, low[apart])))
@@ -236,12 +266,14 @@ def _is_header(cells: list[str]) -> bool:
     return bool(cells) and (counts or all(as_number(cell) is None for cell in cells))
 
 
-def _column_called(index: str, header: list[str] | None) -> int:
+def _column_called(index: str, header: list[str] | None, width: int) -> int:
     """The place of the column that was named as the index."""
     titles = [title.strip() for title in header or ()]
     if titles.count(index) != 1:
         found = f"a header with {', '.join(map(repr, titles))}" if titles else "no header line"
         raise ValueError(f"it must have one column called {index!r}, as --index-col says, got {found}")
+    if len(titles) != width:
+        raise ValueError(f"it must have a title for each column, got {len(titles)} titles and {width} columns")
     return titles.index(index)
 
 
@@ -294,18 +326,30 @@ def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
     longest = min(LONGEST_LINE, max(limit // 64, 1))
     with path.open(newline="", encoding="utf-8-sig") as file:
         at = 0
-        while line := file.readline(longest + 1):
+        while line := _line(file, longest + 1):
             at += 1
             if len(line) > longest:
                 raise ValueError(f"line {at} has more than {longest} characters")
             try:
                 cells = next(csv.reader([line], delimiter=DELIMITERS[path.suffix], strict=True), [])
             except csv.Error as error:
-                raise ValueError(f"line {at} is no line of cells: {error}") from None
+                raise ValueError(
+                    f"line {at} is no line of cells: {error}; quotes end in the line where they begin"
+                ) from None
             if len(cells) == 1:
                 _check_separator(at, cells[0], path.suffix)
             if cells:
                 yield at, cells
+
+
+def _line(file: TextIO, most: int) -> str:
+    """The next line, or so many characters of it."""
+    try:
+        return file.readline(most)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"it must be text in UTF-8, got other bytes ({error.encoding}: {error.reason}); save it as UTF-8"
+        ) from None
 
 
 def _check_separator(at: int, cell: str, suffix: str) -> None:

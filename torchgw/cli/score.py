@@ -1,7 +1,7 @@
 """``torchgw score``: the metrics of `torchgw.metrics` for a result or a matching that was written.
 
 Points are called by their names where the result has some, and else by their rows, counted from 0. Tables have a header
-line or not: it is one if there is a line more than points, or if no point is called what its first line begins with.
+line or not: it is one if there is a line more than points, or if no point is called what its first line says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torchgw.cli.align import memory_limit
 from torchgw.cli.input import read_space, read_table
 from torchgw.persist import guards
 from torchgw.results.result import GWResult
-from torchgw.types import Array
+from torchgw.runtime.caller import warn_caller
+from torchgw.types import Array, TorchGWWarning
 
 HITS = (1, 5, 10)
 
@@ -152,8 +153,18 @@ def truth_of(path: Path, scored: Scored, limit: int) -> Array:
         listed = [row[0] for row in without_header("--truth", path, rows, scored.sources)]
         named = list(zip(scored.sources.place, listed, strict=True))
     else:
-        begin = scored.sources.row(rows[0][0]) is None
+        begin = scored.sources.row(rows[0][0]) is None and rows[0][1] not in scored.targets.place
         named = [(row[0], row[1]) for row in rows[begin:]]
+        if not named:
+            first = guards.one_line(",".join(rows[0]), 40)
+            raise ValueError(f"--truth: {path} must hold pairs of points, got none below {first!r}, taken for a header")
+    called = {target for _, target in named if target}
+    if called and not scored.targets.by_rows and called.isdisjoint(scored.targets.place):
+        warn_caller(
+            f"no target of {path}, such as {guards.one_line(min(called), 40)!r}, is one of the matching; call "
+            f"points as it does",
+            TorchGWWarning,
+        )
     found = np.full(scored.sources.count, -1)
     for source, target in named:
         if target:
