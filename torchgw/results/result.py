@@ -405,7 +405,8 @@ class GWResult(Softened):
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
 
         Entropy and margin of a sharp result are those of its soft plan, see `soft`: a matching alone is sure of
-        everything. Of a result without distances, of a file without points or of several ranks, its own plan is read.
+        everything. The margin is then that of its match, 0 where the soft plan prefers another. Of a result without
+        distances, of a file without points or of several ranks, its own plan is read.
 
         Parameters
         ----------
@@ -414,6 +415,8 @@ class GWResult(Softened):
         coupling = in_blocks(self._ranking, "confidence")
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
+        if coupling is not self.coupling and self.shape[1] > 1:
+            margin = torch.where(margin.isnan(), torch.nan, self._margin(chosen))
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
             discount = min(energy_ratio(self.basins[0], basin, self.unit), 1.0)

@@ -182,11 +182,16 @@ class Softened(Matched):
         k : how many of each row, 1 to K.
         """
         validate.integer("k", k, least=1, most=self.shape[1])
-        soft = self._ranking if k > 1 else self.coupling
-        if soft is self.coupling:
+        if k == 1 or self._ranking is self.coupling:
             return super().top_k(k)
-        values, index = _with_match(soft, self.coupling.argmax(1), k)
+        values, index = _with_match(self._soft_plan.coupling, self.coupling.argmax(1), k)
         return self._given(values), self._given(index)
+
+    def _margin(self, points: Tensor | None) -> Tensor:
+        """1 - runner-up's mass / match's mass in the soft plan, 0 where this prefers another; of all or some points."""
+        match = self.coupling.argmax(1)
+        mass, _ = _with_match(self._soft_plan.coupling, match if points is None else match[points], 2, points)
+        return (1 - mass[:, 1] / mass[:, 0]).clamp(min=0.0)
 
     def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
         if self.shape[1] == 1 or self._ranking is self.coupling:
@@ -195,10 +200,11 @@ class Softened(Matched):
         return mass.double().cpu(), index.cpu(), self._soft_plan.epsilon
 
 
-def _with_match(soft: Coupling, match: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Masses and columns (N, k) of the largest entries of each row of a soft plan, after that of the match (N,)."""
+def _with_match(soft: BlockCoupling, match: Tensor, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Masses and columns (N, k) of the largest entries of each row of a soft plan, after that of the match (N,); (m, k)
+    of the rows ``points`` (m,) with the matches (m,)."""
     first = match[:, None]
-    values, index = soft.top_k(k)
+    values, index = soft.top_k(k, points)
     held = index == first
     missing = ~held.any(1)
     held[missing, -1] = True  # the match takes the place of the last candidate
@@ -207,5 +213,7 @@ def _with_match(soft: Coupling, match: Tensor, k: int) -> tuple[Tensor, Tensor]:
     lost = torch.nonzero(missing)[:, 0]
     index[lost, 0] = first[lost, 0]
     for where in torch.split(lost, SMALL_ROWS):
-        values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
+        values[where, 0] = (
+            soft.rows(where if points is None else points[where]).gather(1, first[where])[:, 0].to(values)
+        )
     return values, index
