@@ -221,11 +221,13 @@ class GWResult(Softened):
     names_y: NDArray[np.object_] | None = None
 
     def __post_init__(self) -> None:
-        basins = []
-        for each in self.basins:
-            matching, shift = (self._given(torch.as_tensor(side)) for side in (each.matching, each.shift))
-            basins.append(replace(each, matching=matching, shift=shift))
-        object.__setattr__(self, "basins", tuple(basins))
+        sides = [torch.as_tensor(side) for each in self.basins for side in (each.matching, each.shift)]
+        if self.numpy_input:  # the host waits once
+            held = iter(fetched(*(side for side in sides if side.is_cuda)))
+            sides = [next(held) if side.is_cuda else side for side in sides]
+        arrays = map(self._given, sides)
+        basins = tuple(replace(each, matching=next(arrays), shift=next(arrays)) for each in self.basins)
+        object.__setattr__(self, "basins", basins)
 
     def __repr__(self) -> str:
         n, k = self.shape
