@@ -94,13 +94,12 @@ def tiled_softmin(
 
 def tiled_read(
     grid: Grid, A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor, W: Tensor, first: Tensor, column: Tensor,
-    out: Tensor, down: Tensor, largest: Tensor, at: Tensor, *_: Any, **more: Any,
+    out: Tensor, down: Tensor, *_: Any, **more: Any,
 ) -> None:  # fmt: skip
     tiles = Tiles(more["SIZE"], len(A), len(B), first, column)
-    found = tiled.read(A, B, tiles, f, g, V, W, more["LARGEST"])
-    for held, new in ((out, found.TV), (largest, found.largest), (at, found.argmax)):
-        held.zero_()
-        held[0] = new
+    found = tiled.read(A, B, tiles, f, g, V, W)
+    out.zero_()
+    out[0] = found.TV
     if more["DOWN"]:  # all of a column in the first entry of its list
         ends = tiles.transposed.first
         kept = ends[:-1] < ends[1:]

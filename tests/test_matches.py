@@ -178,6 +178,12 @@ def test_one_to_one_has_the_mass_of_the_best_assignment(kind: str, stored: int, 
     assert best <= found.bound * (1 + 1e-12) <= total * (1 + 1e-8)
 
 
+def test_an_auction_of_the_smallest_numbers_ends() -> None:
+    plan = 5e-324 * np.random.default_rng(0).integers(0, 3, size=(12, 10))
+    mate, u, v = auction(csr_array(plan), np.zeros(10), plan.max())
+    assert (mate >= 0).sum() == (u[:, None] + v >= plan).all() * 10
+
+
 def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
     """As stored plans and as plans of few entries; half of them full of ties, some with few entries."""
     rng = np.random.default_rng(0)
@@ -241,6 +247,9 @@ def test_a_table_without_entropy_reads_the_soft_plan() -> None:
     assert (table["cost_difference"] < 0).any()
     first = table["target"] == soft.argmax()
     np.testing.assert_allclose(table["confidence"][first], soft.confidence().margin[first])
+    np.testing.assert_allclose(table["confidence"], result.confidence().margin, atol=1e-12)
+    some = np.flatnonzero(~first)[::-1]
+    np.testing.assert_allclose(result.confidence(some).margin, 0.0)
     np.testing.assert_allclose(table["share"], result.plan.max(1) * 40)
 
 

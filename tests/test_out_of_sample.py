@@ -20,12 +20,14 @@ from torchgw import (
     LadderOptions,
     LowRankOptions,
     SamplingOptions,
+    SemiRelaxed,
     cli,
     gw_align,
 )
 from torchgw.cli import apply
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.persist.files import written
+from torchgw.solvers.soft_plan import BYTES
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.views import layout
@@ -118,11 +120,6 @@ def test_what_cannot_be_mapped_is_refused() -> None:
     narrow = gw_align(X[:60], Y[:70], distances="landmark", epsilon=0, options=ranked, random_state=0)
     with pytest.raises(ValueError, match="LowRankCoupling has none"):
         narrow.transform(X[:3])
-    streamed = gw_align(
-        X[:60], Y[:70], distances="landmark", epsilon=0, options=GWOptions(strategy="streaming"), random_state=0
-    )
-    with pytest.raises(ValueError, match=r"SparseCoupling has none: .*'dense'.*, or with an epsilon > 0"):
-        streamed.transform(X[:3])
 
 
 @pytest.mark.parametrize("distances", ["precomputed", "landmark", "euclidean"])
@@ -135,6 +132,37 @@ def test_a_plan_without_entropy_maps_new_points_where_it_would_have_sent_them(di
     back = ANGLE_X[OLD_X][result.transform(Y[NEW_Y], side="target").argmax()]
     for angles, matched in ((ANGLE_X[NEW_X], found), (ANGLE_Y[NEW_Y], back)):
         assert spearmanr(angles, matched)[0] > 0.99
+
+
+@pytest.mark.parametrize(
+    ("distances", "options"),
+    [
+        ("euclidean", GWOptions()),
+        ("precomputed", GWOptions()),
+        ("landmark", GWOptions(strategy="dense")),
+        ("landmark", STREAMING),
+        ("landmark", replace(STREAMING, max_memory=60 * 70 * BYTES - 1)),
+    ],
+    ids=["euclidean", "paths", "landmark", "streaming", "factors"],
+)
+@pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
+def test_known_points_of_sharp_results_get_their_rows_of_the_soft_plan(distances: str, options: GWOptions) -> None:
+    sharp = gw_align(X[:60], Y[:70], distances=distances, epsilon=0, options=options, random_state=0)
+    soft = sharp.soft()
+    assert sharp.epsilon == 0
+    for axis, side, points in ((1, "source", X[:60]), (0, "target", Y[:70])):
+        expected = soft.plan / soft.plan.sum(axis, keepdims=True)
+        for result in (sharp, soft):
+            found = result.transform(points, side).plan
+            apart = np.abs(found / found.sum(axis, keepdims=True) - expected).sum(axis)
+            assert np.median(apart) < (0.05 if distances == "landmark" else 1e-6)
+
+
+def test_soft_plans_that_are_stored_are_saved_without_points(tmp_path: Path) -> None:
+    soft = gw_align(X[:30], Y[:40], distances="euclidean", epsilon=0, random_state=0).soft()
+    soft.save(tmp_path / "soft.npz")
+    with pytest.raises(ValueError, match="save the sharp result with points=True"):
+        soft.save(tmp_path / "soft.npz", points=True)
 
 
 def test_tensors_come_back_as_tensors() -> None:
@@ -179,6 +207,8 @@ SAVED: dict[str, dict[str, Any]] = {
     "straight": {"distances": "euclidean"},
     "sharp": {"epsilon": 0},
     "sharp and straight": {"epsilon": 0, "distances": "euclidean"},
+    "sharp, streamed": {"epsilon": 0, "distances": "landmark", "options": STREAMED},
+    "sharp, relaxed": {"epsilon": 0, "distances": "euclidean", "marginals": SemiRelaxed()},
     "streaming": {"options": STREAMED, "distances": "landmark"},
     "streaming between all paths": {"options": STREAMED, "distances": "precomputed"},
     "matrix": {"X": D_X, "distances": ("precomputed", "dijkstra")},

@@ -65,11 +65,11 @@ def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) 
     plan = stored(tiles, *given)
     generator = torch.Generator().manual_seed(1)
     V, W = (torch.randn(m, d, generator=generator, dtype=torch.float64) for m, d in ((k, 3), (n, 2)))
-    found = separable.read(given[0], given[1], tiles, given[2], given[3], V, W, True)
+    found = separable.read(given[0], given[1], tiles, given[2], given[3], V, W)
     torch.testing.assert_close(found.TV, plan @ V)
     torch.testing.assert_close(found.TtW, plan.T @ W)
     A, B, f, g = given
-    turned = separable.read(B, A, tiles.transposed, g, f, W, V, False)
+    turned = separable.read(B, A, tiles.transposed, g, f, W, V)
     torch.testing.assert_close(turned.TV, plan.T @ W)
     torch.testing.assert_close(turned.TtW, plan @ V)
     index = torch.tensor([n - 1, 0, n // 2])
@@ -78,20 +78,11 @@ def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) 
     torch.testing.assert_close(separable.entries(A, B, centre, size, f, g, index, every) * mask, plan[index])
 
 
-def test_the_largest_entries_are_found_where_they_are() -> None:
-    given, tiles = problem(200, 256, 8, scale=3.0), kept(200, 256, 8)
-    plan = stored(tiles, *given)
-    found = separable.read(given[0], given[1], tiles, given[2], given[3], plan[:1].T[:, :0], plan[:, :0], True)
-    reached = plan[torch.arange(200), found.argmax]
-    assert bool((reached > 0.9 * plan.amax(1)).all())
-    assert bool(((found.largest / plan.amax(1)).log().abs() < 0.2).all())
-
-
 def test_points_without_mass_give_nothing() -> None:
     (A, B, f, g), tiles = problem(64, 64, 16), kept(64, 64, 16)
     f[5], g[7] = -torch.inf, -torch.inf
     ones = torch.ones(64, 1, dtype=torch.float64)
-    found = separable.read(A, B, tiles, f, g, ones, ones, True)
+    found = separable.read(A, B, tiles, f, g, ones, ones)
     assert float(found.TV[5]) == 0.0
     assert float(found.TtW[7]) == 0.0
     assert bool(found.TV.isfinite().all() and found.TtW.isfinite().all())
@@ -174,7 +165,7 @@ def test_a_gpu_takes_short_sums_where_pairs_are_very_many(monkeypatch: pytest.Mo
     here, _ = streaming.kept_tiles(A, B, f, g, p, q, 0.2)
     assert here.separable
     V, W = torch.stack((q, q.sqrt()), 1), p[:, None]
-    known = separable.read(A, B, here, f, g, V, W, True)
+    known = separable.read(A, B, here, f, g, V, W)
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         given = [part.cuda() for part in (A, B, f, g, p, q)]
         assert not streaming.kept_tiles(*given, 0.2)[0].separable
@@ -182,7 +173,7 @@ def test_a_gpu_takes_short_sums_where_pairs_are_very_many(monkeypatch: pytest.Mo
         tiles, _ = streaming.kept_tiles(*given, 0.2)
         assert tiles.separable
         kernel = softmin_tiles.choose("triton", Workload(given[0].device, torch.float64, (512, 640), 3)).function
-        found = kernel.read(*given[:2], tiles, *given[2:4], V.cuda(), W.cuda(), True)
+        found = kernel.read(*given[:2], tiles, *given[2:4], V.cuda(), W.cuda())
         for one, other in zip(found, known, strict=True):
             torch.testing.assert_close(one.cpu(), other)
         assert not any("read_kernel" in place for place in simulation.launches)

@@ -171,8 +171,10 @@ def test_files_with_points_are_soft_as_the_result_was(solved: Callable[[str], GW
         np.testing.assert_allclose(loaded.top_k(5)[0], result.top_k(5)[0], rtol=1e-4)
     result = solved("semi-relaxed")
     result.save(tmp_path / "known.npz", points=True)
-    with pytest.raises(ValueError, match="needs the distances"):
-        GWResult.load(tmp_path / "known.npz").soft()
+    loaded = GWResult.load(tmp_path / "known.npz")
+    np.testing.assert_array_equal(loaded.top_k(5)[1], result.top_k(5)[1])
+    with pytest.raises(ValueError, match="needs the masses that were asked for"):
+        loaded.soft()
 
 
 def test_files_keep_soft_plans_and_refuse_to_make_them(solved: Callable[[str], GWResult], tmp_path: Path) -> None:
@@ -186,6 +188,16 @@ def test_files_keep_soft_plans_and_refuse_to_make_them(solved: Callable[[str], G
     result.soft().save(tmp_path / "soft.npz")
     kept = GWResult.load(tmp_path / "soft.npz")
     np.testing.assert_array_equal(kept.top_k(3)[1], result.soft().top_k(3)[1])
+
+
+def test_an_epsilon_that_is_too_small_is_told_of(solved: Callable[[str], GWResult]) -> None:
+    result = solved("vertex")
+    with pytest.warns(torchgw.ConvergenceWarning, match="off the masses of its points"):
+        cold = result.soft(1e-12)
+    assert np.isfinite(cold.plan).all()
+    np.testing.assert_allclose(cold.plan.sum(1), result.plan.sum(1), rtol=1e-4)
+    with pytest.raises(ValueError, match="epsilon must be larger, got 1e-60"):
+        result.soft(1e-60)
 
 
 def test_what_has_no_soft_plan_says_so(solved: Callable[[str], GWResult]) -> None:

@@ -88,20 +88,11 @@ def sums_of_nothing(kernel: TileKernel, device: str, dtype: torch.dtype) -> None
     assert torch.isneginf(columns).sum() == 6
     close(rows, softmin_oracle(score, wide(g)[0], 1), dtype)
     close(columns, softmin_oracle(score, wide(f)[0], 0), dtype)
-    moved, back, largest, at = kernel.read(
-        A.to(device),
-        B.to(device),
-        on(tiles, device),
-        f.to(device),
-        g.to(device) - 300,
-        B.to(device),
-        A.to(device),
-        True,
+    moved, back = kernel.read(
+        A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device) - 300, B.to(device), A.to(device)
     )
     assert (moved[32:64] == 0).all()
     assert (back[64:] == 0).all()
-    assert (largest[32:96] == 0).all()
-    assert ((at >= 0) & (at < 70)).all()
 
 
 def sweeps(kernel: TileKernel, device: str, dtype: torch.dtype) -> None:
@@ -114,7 +105,7 @@ def sweeps(kernel: TileKernel, device: str, dtype: torch.dtype) -> None:
 def reads(
     kernel: TileKernel, device: str, size: int, n: int, k: int, rank: int, width: int, dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """T V, T^T W, and the largest entry of each row with its column; factors and potentials of these two dtypes."""
+    """T V and T^T W; factors and potentials of these two dtypes."""
     narrow, dtype = dtypes
     A, B = factors(n, k, rank, narrow, n + k + rank, reach=20.0)
     tiles, _, mask = some_tiles(size, n, k, rank + width)
@@ -122,18 +113,15 @@ def reads(
     V, W = (torch.randn(points, width, generator=torch.Generator().manual_seed(points)).to(dtype) for points in (k, n))
     V[g.isneginf()], W[f.isneginf()] = torch.nan, torch.inf  # what has no mass moves nothing, whatever it is
     found = kernel.read(
-        A.to(device), B.to(device), on(tiles, device), *strided(f, g, device=device), V.to(device), W.to(device), True
+        A.to(device), B.to(device), on(tiles, device), *strided(f, g, device=device), V.to(device), W.to(device)
     )
-    assert [side.dtype for side in found] == [dtype, dtype, dtype, torch.int64]
+    assert [side.dtype for side in found] == [dtype, dtype]
     left, right, v, w = wide(f, g, V, W)
     plan = np.exp2(masked(A, B, mask) + left[:, None] + right)
-    moved, back, largest, at = wide(found.TV, found.TtW, found.largest, found.argmax)
+    moved, back = wide(*found)
     tolerance = TOLERANCE[narrow] * max(plan.sum(1).max(), plan.sum(0).max(), 1)
     np.testing.assert_allclose(moved, plan @ np.nan_to_num(v), rtol=0, atol=tolerance)
     np.testing.assert_allclose(back, plan.T @ np.nan_to_num(w, posinf=0), rtol=0, atol=tolerance)
-    np.testing.assert_allclose(largest, plan.max(1), rtol=10 * TOLERANCE[narrow], atol=1e-30)
-    chosen = np.take_along_axis(plan, at[:, None].astype(int), 1)[:, 0]
-    np.testing.assert_allclose(chosen, plan.max(1), rtol=10 * TOLERANCE[narrow], atol=1e-30)
 
 
 def reads_of_two_widths(kernel: TileKernel, device: str, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -148,31 +136,11 @@ def reads_of_two_widths(kernel: TileKernel, device: str, dtypes: tuple[torch.dty
     gen = torch.Generator().manual_seed(1)
     for d, e in ((1, 1), (1, 5), (5, 1), (0, 1), (1, 0), (17, 2)):
         V, W = (torch.randn(points, width, generator=gen).to(dtype) for points, width in ((k, d), (n, e)))
-        for find in (False, True):
-            found = kernel.read(*given, V.to(device), W.to(device), find)
-            assert (found.TV.shape, found.TtW.shape) == ((n, d), (k, e))
-            tolerance = TOLERANCE[narrow] * max(plan.sum(1).max(), plan.sum(0).max(), 1)
-            np.testing.assert_allclose(wide(found.TV)[0], plan @ wide(V)[0], rtol=0, atol=tolerance)
-            np.testing.assert_allclose(wide(found.TtW)[0], plan.T @ wide(W)[0], rtol=0, atol=tolerance)
-            largest = plan.max(1) if find else np.zeros(n)
-            np.testing.assert_allclose(wide(found.largest)[0], largest, rtol=10 * TOLERANCE[narrow], atol=1e-30)
-
-
-def equal_entries(kernel: TileKernel, device: str) -> None:
-    """Among equal entries the lowest column is named, within a block, between blocks and between tiles."""
-    n, k, size = 48, 130, 32
-    A, B = torch.zeros(n, 2, dtype=F64), torch.zeros(k, 2, dtype=F64)
-    A[:, 0] = 1.0
-    kept = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1]], dtype=torch.bool)
-    for high, expected in (((7, 9, 40), (7, 40)), ((127, 70, 129), (70, 127)), ((129,), (129, 129))):
-        B[:, 0] = 0.0
-        B[list(high), 0] = 3.0
-        tiles = listed(kept, size, n, k).tiles
-        f, g = torch.full((n,), -9.0, dtype=F64), torch.zeros(k, dtype=F64)
-        at = kernel.read(*(side.to(device) for side in (A, B)), on(tiles, device), f.to(device), g.to(device),
-                         B.to(device), A.to(device), True).argmax.cpu()  # fmt: skip
-        assert (at[:32] == expected[0]).all()
-        assert (at[32:] == expected[1]).all()
+        found = kernel.read(*given, V.to(device), W.to(device))
+        assert (found.TV.shape, found.TtW.shape) == ((n, d), (k, e))
+        tolerance = TOLERANCE[narrow] * max(plan.sum(1).max(), plan.sum(0).max(), 1)
+        np.testing.assert_allclose(wide(found.TV)[0], plan @ wide(V)[0], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(wide(found.TtW)[0], plan.T @ wide(W)[0], rtol=0, atol=tolerance)
 
 
 def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
@@ -194,14 +162,14 @@ def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
     np.testing.assert_allclose(wide(softmin)[0], expected, rtol=0, atol=3e-5)
     f = -torch.from_numpy(expected)
     one, other = (torch.ones(points, 1, dtype=F64, device=device) for points in (k, n))
-    read = kernel.read(*operands, f.to(device), g.to(device), one, other, False)
+    read = kernel.read(*operands, f.to(device), g.to(device), one, other)
     np.testing.assert_allclose(wide(read.TV)[0], 1.0, atol=3e-5)
     columns = np.exp2(score + wide(f)[0][:, None] + wide(g)[0]).sum(0)
     np.testing.assert_allclose(wide(read.TtW)[0][:, 0], columns, rtol=3e-5, atol=1e-9)
 
 
 def what_is_not_asked_for_is_empty_or_zero(kernel: TileKernel, device: str) -> None:
-    """Largest entries without being asked for, and values without columns."""
+    """Values without columns."""
     n, k = 70, 50
     A, B = factors(n, k, 3, F64, 1, reach=5.0)
     tiles, _, mask = some_tiles(32, n, k, 3)
@@ -209,12 +177,9 @@ def what_is_not_asked_for_is_empty_or_zero(kernel: TileKernel, device: str) -> N
     plan = np.exp2(masked(A, B, mask) + wide(f)[0][:, None] + wide(g)[0])
     given = [A.to(device), B.to(device), on(tiles, device), f.to(device), g.to(device)]
     none = given[0].new_zeros(k, 0), given[0].new_zeros(n, 0)
-    found = kernel.read(*given, *none, True)
+    found = kernel.read(*given, *none)
     assert (found.TV.shape, found.TtW.shape) == ((n, 0), (k, 0))
-    np.testing.assert_allclose(wide(found.largest)[0], plan.max(1), rtol=1e-10)
     for V, W in ((none[0], given[0]), (given[1], none[1])):
-        found = kernel.read(*given, V, W, False)
+        found = kernel.read(*given, V, W)
         np.testing.assert_allclose(wide(found.TV)[0], plan @ wide(V)[0], rtol=0, atol=1e-11)
         np.testing.assert_allclose(wide(found.TtW)[0], plan.T @ wide(W)[0], rtol=0, atol=1e-11)
-        assert (found.largest == 0).all()
-        assert (found.argmax == 0).all()

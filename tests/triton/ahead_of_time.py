@@ -64,7 +64,7 @@ def tile_launches(dtype: torch.dtype, dot: str, rank: int, size: int, width: int
     # The matrix units of sm_90 and sm_100 that are looked for take 64 rows, which smaller tiles do not have.
     matrix = dtype == F32 and size >= 64 and (target == "gfx942" or dot != "ieee")
     yield f"tiled softmin {name}", matrix, lambda: kernel.softmin(A, B, tiles, g, 1)
-    yield f"tiled read {name} of {width}", matrix, lambda: kernel.read(A, B, tiles, f, g, V, W, True)
+    yield f"tiled read {name} of {width}", matrix, lambda: kernel.read(A, B, tiles, f, g, V, W)
 
 
 def small_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:

@@ -140,9 +140,9 @@ class Readable:
             if V.is_complex():
                 raise TypeError(f"V must hold real numbers, got dtype {V.dtype}")
         else:
-            held = validate.read("V", V)
-            if held.dtype.kind not in "fiub":
-                return self._carry_labels(held, axis, hasattr(getattr(V, "dtype", None), "categories"))
+            held, categories = validate.read("V", V), hasattr(getattr(V, "dtype", None), "categories")
+            if categories or held.dtype.kind not in "fiub":
+                return self._carry_labels(held, axis, categories)
             given = torch.from_numpy(held.astype(np.float64))
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
@@ -157,7 +157,7 @@ class Readable:
         return averaged if isinstance(V, Tensor) else averaged.detach().cpu().numpy()
 
     def _carry_labels(self, labels: Array, axis: int, categories: bool) -> Array:
-        present = [value for value in labels.flat if not validate.is_missing(value)]
+        present = [value for value in labels.ravel().tolist() if not validate.is_missing(value)]
         if not present or not (categories or all(isinstance(value, str) for value in present)):
             raise TypeError(
                 f"V must hold real numbers, or labels that are texts or categories, got dtype {labels.dtype}"
@@ -165,7 +165,7 @@ class Readable:
         if labels.shape != (self.shape[axis],):
             raise ValueError(f"V must have shape ({self.shape[axis]},) where it holds labels, got {labels.shape}")
         place = {label: i for i, label in enumerate(dict.fromkeys(present))}
-        codes = np.array([-1 if validate.is_missing(value) else place[value] for value in labels], dtype=np.int64)
+        codes = np.array([-1 if validate.is_missing(value) else place[value] for value in labels.tolist()])
         found = leading_group(in_blocks(self.coupling, "this operation"), codes, len(place), axis)
         names = np.fromiter((*place, None), dtype=object, count=len(place) + 1)
         carried: Array = names[found]  # -1 is the last, None

@@ -139,7 +139,6 @@ class RoundedTiles(NamedTuple):
     tiles : those that are kept.
     rows, columns : sums (N,), (K,) of the plan.
     core : left^T T right (l, r) of the plan without the correction, for what was asked for.
-    largest, argmax : the largest entry of each row (N,) of it, and its column.
     residual : the larger L1 marginal error before rounding, or the share of its mass that the plan gave up where a
         point had too much.
     """
@@ -152,8 +151,6 @@ class RoundedTiles(NamedTuple):
     rows: Tensor
     columns: Tensor
     core: Tensor
-    largest: Tensor
-    argmax: Tensor
     residual: float
 
     def coupling(
@@ -182,8 +179,8 @@ def swept(
         p.new_empty(len(p), 0),
         q.new_empty(len(q), 0),
     )
-    new_f = f + _ratio(p, kernel.read(A, B, tiles, f, g, one_q, no_p, False).TV[:, 0]).log2()
-    new_g = g + _ratio(q, kernel.read(A, B, tiles, new_f, g, no_q, one_p, False).TtW[:, 0]).log2()
+    new_f = f + _ratio(p, kernel.read(A, B, tiles, f, g, one_q, no_p).TV[:, 0]).log2()
+    new_g = g + _ratio(q, kernel.read(A, B, tiles, new_f, g, no_q, one_p).TtW[:, 0]).log2()
     one, other = ((new - old).nan_to_num(nan=0.0).max() for new, old in ((new_f, f), (new_g, g)))
     return new_f, new_g, one + other
 
@@ -200,16 +197,15 @@ def round_tiles(
     marginals: Marginals = Balanced(),  # noqa: B008
     left: Tensor | None = None,
     right: Tensor | None = None,
-    find: bool = False,
 ) -> RoundedTiles:
     """`rounding` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
 
-    Products with ``left`` (N, l) and ``right`` (K, r), or the ranks' shares of them, are read in the second, and the
-    largest entries if ``find``. Rows and columns are scaled down by the sums of the same plan, so that one read gives
-    both: what is added may be a little more than with columns scaled after the rows, at most the sum of both residuals.
+    Products with ``left`` (N, l) and ``right`` (K, r), or the ranks' shares of them, are read in the second. Rows and
+    columns are scaled down by the sums of the same plan, so that one read gives both: what is added may be a little
+    more than with columns scaled after the rows, at most the sum of both residuals.
     """
     bounded = min(marginals.weights) == math.inf
-    scaled, argmax, told = _scaled(kernel, A, B, tiles, f, g, p, q, marginals, bounded, left, right, find)
+    scaled, told = _scaled(kernel, A, B, tiles, f, g, p, q, marginals, bounded, left, right)
     missed, beyond = (part.tolist() for part in fetched(*told))
     residual = max(missed, default=0.0)
     if bounded:
@@ -217,10 +213,10 @@ def round_tiles(
         most = max(1.0, *beyond)
         residual = max(residual, 1 - 1 / most)
         given_up = sent(torch.tensor([most, math.log2(most)], dtype=torch.float64), p.device)
-        f, g, rows, columns, core, largest, x, y = _completed(scaled, given_up, p, q, marginals)
+        f, g, rows, columns, core, x, y = _completed(scaled, given_up, p, q, marginals)
     else:
-        (f, g, rows, columns, core, largest), x, y = scaled, torch.zeros_like(p), torch.zeros_like(q)
-    return RoundedTiles(f, g, x, y, tiles, rows, columns, core, largest, argmax, residual)
+        (f, g, rows, columns, core), x, y = scaled, torch.zeros_like(p), torch.zeros_like(q)
+    return RoundedTiles(f, g, x, y, tiles, rows, columns, core, residual)
 
 
 class _Scaled(NamedTuple):
@@ -229,7 +225,6 @@ class _Scaled(NamedTuple):
     f, g : base-2 potentials (N,), (K,).
     rows, columns : sums (N,), (K,) of the plan.
     core : left^T T right (l, r).
-    largest : the largest entry of each row (N,).
     """
 
     f: Tensor
@@ -237,7 +232,6 @@ class _Scaled(NamedTuple):
     rows: Tensor
     columns: Tensor
     core: Tensor
-    largest: Tensor
 
 
 @replayed()
@@ -254,12 +248,11 @@ def _scaled(
     bounded: bool,
     left: Tensor | None,
     right: Tensor | None,
-    find: bool,
-) -> tuple[_Scaled, Tensor, tuple[Tensor, Tensor]]:
-    """The scaled plan, the column of the largest entry of each row, the L1 errors (m,) before, and how many times the
-    mass that they should have points, and the plan where it has a total, have then (l,)."""
+) -> tuple[_Scaled, tuple[Tensor, Tensor]]:
+    """The scaled plan; the L1 errors (m,) before, and how many times the mass that they should have points, and the
+    plan where it has a total, have then (l,)."""
     one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
-    before = kernel.read(A, B, tiles, f, g, one_q, one_p, False)
+    before = kernel.read(A, B, tiles, f, g, one_q, one_p)
     rows, columns = before.TV[:, 0], before.TtW[:, 0]
     missed = residuals(rows, columns, p, q, marginals)
     for_rows, for_columns = (
@@ -267,12 +260,12 @@ def _scaled(
     )
     f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
     left, right = (one[:, :0] if side is None else side for one, side in ((one_p, left), (one_q, right)))
-    after, core = kernel.contracted(A, B, tiles, f, g, left, right, find)
+    after, core = kernel.contracted(A, B, tiles, f, g, left, right)
     rows, columns = after.TV[:, 0], after.TtW[:, 0]
     beyond = [_excess(rows, p), _excess(columns, q)] if bounded else []
     beyond += [] if marginals.total is None else [rows.sum() / marginals.total]
     exceeding = torch.stack(beyond) if beyond else missed[:0]
-    return _Scaled(f, g, rows, columns, core, after.largest), after.argmax, (missed, exceeding)
+    return _Scaled(f, g, rows, columns, core), (missed, exceeding)
 
 
 @replayed()
@@ -280,9 +273,9 @@ def _completed(scaled: _Scaled, given_up: Tensor, p: Tensor, q: Tensor, marginal
     """The members of the scaled plan, divided by the first of two numbers, of which the second is the base-2 logarithm;
     with the correction, and its factors x (N,), y (K,)."""
     most, bits = given_up
-    rows, columns, core, largest = (part / most for part in scaled[2:])
+    rows, columns, core = (part / most for part in scaled[2:])
     x, y = _spread((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
-    return scaled.f - bits, scaled.g, rows + x * y.sum(), columns + y * x.sum(), core, largest, x, y
+    return scaled.f - bits, scaled.g, rows + x * y.sum(), columns + y * x.sum(), core, x, y
 
 
 def _excess(actual: Tensor, wanted: Tensor) -> Tensor:

@@ -125,35 +125,31 @@ class SharedTiles:
         found = self.kernel.softmin(A[rows], B, own, bias, 1) if own.n else bias[:0]
         return self.ranks.joined(found, len(A), UNIT)
 
-    def read(
-        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
-    ) -> PlanProducts:
-        """T V, T^T W and the largest entries, for V, W that all ranks have, and shares of A, B."""
+    def read(self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:
+        """T V and T^T W, for V, W that all ranks have, and shares of A, B."""
         rows = self.ranks.share(tiles.n, UNIT)
 
         def pieces() -> Iterator[tuple[int, PlanProducts]]:
             for columns, part, (theirs,) in self._parts(tiles, B):
-                sums = PlanProducts(
-                    V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]), f[:0], tiles.first
-                )
+                sums = PlanProducts(V.new_zeros(part.n, V.shape[1]), W.new_zeros(part.k, W.shape[1]))
                 if len(part.column):
-                    sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows], find)
+                    sums = self.kernel.read(A, theirs, part, f[rows], g[columns], V[columns], W[rows])
                 yield columns.start, sums
 
         return self._whole(pieces(), tiles)
 
     def contracted(
-        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
+        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor
     ) -> tuple[PlanProducts, Tensor]:
-        """Sums and the largest entries, and left^T T right, for shares of A, B, left and right."""
+        """Sums and left^T T right, for shares of A, B, left and right."""
         rows = self.ranks.share(tiles.n, UNIT)
         core = torch.zeros(left.shape[1], right.shape[1], dtype=torch.float64, device=A.device)
 
         def pieces() -> Iterator[tuple[int, PlanProducts]]:
             for columns, part, (theirs, wide) in self._parts(tiles, B, right):
-                sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1), f[:0], tiles.first)
+                sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1))
                 if len(part.column):
-                    sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide, find)
+                    sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide)
                     core.add_(own)
                 yield columns.start, sums
 
@@ -176,16 +172,9 @@ class SharedTiles:
         for start, piece in pieces:
             if start == 0:
                 TV = torch.zeros_like(piece.TV)
-                largest, argmax = TV.new_zeros(len(TV)), torch.zeros(len(TV), dtype=torch.int64, device=TV.device)
             TV += piece.TV
             of_columns.append(piece.TtW)
-            if len(piece.largest):
-                better = piece.largest > largest  # among equals the lowest column wins
-                largest = torch.where(better, piece.largest, largest)
-                argmax = torch.where(better, piece.argmax + start, argmax)
-        TtW = ranks.sum(torch.cat(of_columns))
-        TV, largest, argmax = (ranks.joined(part, n, UNIT) for part in (TV, largest, argmax))
-        return PlanProducts(TV, TtW, largest, argmax)
+        return PlanProducts(ranks.joined(TV, n, UNIT), ranks.sum(torch.cat(of_columns)))
 
 
 StreamedKernel: TypeAlias = Kernel | SharedKernel

@@ -211,7 +211,10 @@ def _column(space: str, title: str, values: Iterable[Any], called: Sequence[Any]
 
 def _labels(given: tuple[Any, Any], points: tuple[Any, Any], spaces: tuple[str, str]) -> tuple[Array, Array] | None:
     """Codes (N,), (K,) of labels that are named, or are no integers; None of others. A point may have no label."""
-    if not any(isinstance(side, str) or _is_extended(side) or _holds_texts(side, "USOb") for side in given):
+    if not any(
+        isinstance(side, str) or _is_extended(side) or _holds_texts(side, "USOb") or _misses_integers(side)
+        for side in given
+    ):
         return None
     sides = [
         _attribute("supervision.labels", side, *each)[0] if isinstance(side, str) else side
@@ -265,6 +268,14 @@ def _holds_texts(given: Any, kinds: str = "USO") -> bool:
         )
     except (TypeError, ValueError, RuntimeError):
         return False
+
+
+def _misses_integers(given: Any) -> bool:
+    """Whether numbers are whole but for NaN, which is what a column of integers has for nothing."""
+    if isinstance(given, Tensor) or not _holds_texts(given, "f"):
+        return False
+    array = np.asarray(given)
+    return bool(np.isnan(array).any() and (np.isnan(array) | (array == np.trunc(array))).all())
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -8,7 +8,8 @@ affine function of a point's distances to a few known points,
 
 exactly so for factored distances and their landmarks, and M and c are found from the known points by least squares.
 Where score and plan are stored, S(x, .) = 2 D_X(x, .) T D_Y log2(e) / epsilon is computed instead. Targets likewise.
-A stored plan without entropy gets potentials first: those of its soft plan, see `torchgw.solvers.soft_plan`.
+A plan without entropy is mapped by the potentials of its soft plan, which are those of its own score, see
+`torchgw.solvers.soft_plan`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,9 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.objective.exact import ExactGradient
 from torchgw.results.matches import Matched
 from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
-from torchgw.solvers.soft_plan import epsilon_of, solved_stored
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
@@ -79,9 +78,19 @@ class Unseen(Matched):
 
 
 def extended(
-    coupling: BlockCoupling, known: tuple[KnownPoints, KnownPoints], points: Any, side: int, epsilon: float
+    coupling: BlockCoupling,
+    at: BlockCoupling,
+    known: tuple[KnownPoints, KnownPoints],
+    points: Any,
+    side: int,
+    epsilon: float,
 ) -> BlockCoupling:
     """The coupling of new points of ``side`` (0: source, 1: target) with the known ones of the other.
+
+    Parameters
+    ----------
+    coupling : the plan, with potentials.
+    at : the plan T of the score, which is another one where ``coupling`` is a soft plan.
 
     Raises
     ------
@@ -89,8 +98,6 @@ def extended(
         For points of another kind than the space's, for a plan of low rank, and where the cost is no affine function of
         the distances to a few points, to half a bit.
     """
-    if isinstance(coupling, DenseCoupling) and coupling.potentials is None:
-        coupling, epsilon = with_potentials(coupling, known)
     if coupling.potentials is None:
         few = isinstance(coupling, SparseCoupling)
         instead = "with an epsilon > 0" if few else "'streaming' where distances have no directions"
@@ -100,7 +107,7 @@ def extended(
         )
     potential = coupling.potentials[1 - side]
     if isinstance(coupling, DenseCoupling):
-        score = _score(coupling, known, points, side, epsilon)
+        score = _score(at, known, points, side, epsilon)
         new = -stored_softmin(score, potential, 1) - torch.tensor(len(score), dtype=score.dtype).log2()
         plan = score.add_(potential).add_(new[:, None]).exp2_()
         return DenseCoupling(plan if side == 0 else plan.T.contiguous())
@@ -113,21 +120,6 @@ def extended(
     if side == 0:
         return PotentialCoupling(factor, other, new, potential)
     return PotentialCoupling(other, factor, potential, new)
-
-
-def with_potentials(coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoints]) -> tuple[DenseCoupling, float]:
-    """A plan T (N, K) with the potentials that solve its score 2 D_X T D_Y log2(e) / epsilon, and epsilon, that of the
-    soft plan; a few times the memory of the plan."""
-    x, y = (side.space for side in known)
-    rows, columns = (coupling.marginal(axis).double() for axis in (1, 0))
-    mass = float(rows.sum())
-    plan, exact = coupling.times(1 / mass), ExactGradient(x, y, rows / mass, columns / mass)
-    cost = exact(plan, rows / mass)
-    epsilon = epsilon_of(cost, plan)
-    f, g = solved_stored(cost.stored_score(1.0), rows, columns, epsilon)[1:3]
-    # A cost that is stored is centred, and its terms take that up.
-    unit = LOG2E / epsilon
-    return DenseCoupling(coupling.plan, f - unit * (exact.a - cost.a), g - unit * (exact.b - cost.b)), epsilon
 
 
 def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Tensor:
@@ -153,7 +145,7 @@ def _affine(features: Tensor) -> Tensor:
 
 
 def _score(
-    coupling: DenseCoupling, known: tuple[KnownPoints, KnownPoints], points: Any, side: int, epsilon: float
+    coupling: BlockCoupling, known: tuple[KnownPoints, KnownPoints], points: Any, side: int, epsilon: float
 ) -> Tensor:
     """2 D(x, .) T D log2(e) / epsilon of new points (m, ...) with the known ones of the other side."""
     own, other = known[side], known[1 - side]

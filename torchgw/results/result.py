@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
+from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.reader import point_indices
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import (
@@ -62,7 +63,7 @@ from torchgw.spaces.subspace import name_of
 from torchgw.types import Array, Coupling, Differentiated
 
 N_SUREST = 5  # matches that the table of a result shows
-NOT_SAVED = ("known", "model", "differentiated")
+NOT_SAVED = ("known", "model", "sharp", "differentiated")
 
 
 class Told(NamedTuple):
@@ -177,6 +178,7 @@ class GWResult(Softened):
         numbers and tuples of these, and the text of other names.
     known, model : the two spaces, for `transform`, and the objective between them, for `soft` and `curvature`. The
         objective is not saved, the spaces where `save` is asked to.
+    sharp : the plan without entropy at which `soft` found this one; not saved.
     differentiated : what `loss` and the gradients of plans come from, with a gradient mode; not saved.
     """
 
@@ -222,6 +224,7 @@ class GWResult(Softened):
     numpy_input: bool = True
     known: tuple[KnownPoints, KnownPoints] | None = None
     model: Model | None = None
+    sharp: BlockCoupling | None = None
     differentiated: Differentiated | None = None
     escapes: int = 0
     chance: float = math.nan
@@ -373,11 +376,14 @@ class GWResult(Softened):
         Notes
         -----
         O(m K r) work for m source points. A new point is joined to the neighbour graph by its k nearest known points.
-        A plan without entropy is mapped by the potentials of its soft plan, see `soft`, which each call finds.
+        A plan without entropy is mapped by the potentials of its soft plan, see `soft`.
         """
         chosen = ("source", "target").index(validate.choice("side", side, ("source", "target")))
-        coupling, known = self._map()
-        found = extended(coupling, known, points, chosen, self.epsilon)
+        (coupling, known), epsilon = self._map(), self.epsilon
+        if epsilon == 0 and not isinstance(coupling, LowRankCoupling):
+            coupling, epsilon, _ = self._soft_plan
+        at = in_blocks(self.sharp or self.coupling, "transform")
+        found = extended(coupling, at, known, points, chosen, epsilon)
         new = check_names("points", None, points, found.shape[chosen])
         names = (self.names_x, new) if chosen else (new, self.names_y)
         return Unseen(found, chosen, self.numpy_input, self.max_memory, names)
@@ -413,7 +419,8 @@ class GWResult(Softened):
         """How sure the plan is of each source point, see `Confidence`; O(N K) time, in blocks of rows.
 
         Entropy and margin of a sharp result are those of its soft plan, see `soft`: a matching alone is sure of
-        everything. Of a result without distances, of a file without points or of several ranks, its own plan is read.
+        everything. The margin is then that of its match, 0 where the soft plan prefers another. Of a result without
+        distances, of a file without points or of several ranks, its own plan is read.
 
         Parameters
         ----------
@@ -422,6 +429,8 @@ class GWResult(Softened):
         coupling = in_blocks(self._ranking, "confidence")
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
+        if coupling is not self.coupling and self.shape[1] > 1:
+            margin = torch.where(margin.isnan(), torch.nan, self._margin(chosen))
         stability = torch.full_like(entropy, 1.0 if self.basins else torch.nan)
         for basin in self.basins[1:]:
             discount = min(energy_ratio(self.basins[0], basin, self.unit), 1.0)
@@ -455,6 +464,11 @@ class GWResult(Softened):
         """
         coupling = in_blocks(self.coupling, "save")
         known = self._map()[1] if validate.flag("points", points) else ()
+        if known and self.sharp is not None and isinstance(coupling, DenseCoupling):
+            raise ValueError(
+                "points of a soft plan are mapped by the sharp one, which a file of it lacks: save the sharp result "
+                "with points=True, whose transform and soft() are the same"
+            )
         write(place_of(path, ".npz"), saved_members(self), coupling, known, self.max_memory)
 
     def report(self, path: str | PathLike[str], X: Any = None, Y: Any = None, *, labels: Any = None) -> None:

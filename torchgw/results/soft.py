@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import BlockCoupling, in_blocks
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import Certificate
@@ -20,10 +20,11 @@ from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.results.matches import Matched
+from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.surroundings import undisturbed_methods
-from torchgw.solvers.soft_plan import SoftPlan, soften, value_of
+from torchgw.solvers.soft_plan import COOLED, SoftPlan, soften, value_of
 from torchgw.spaces.out_of_sample import KnownPoints, LandmarkRows
-from torchgw.types import Array, Coupling
+from torchgw.types import Array, ConvergenceWarning, Coupling
 
 SMALL_ROWS = 256  # of a soft plan that are read at once
 
@@ -39,6 +40,7 @@ class Softened(Matched):
     options: GWOptions
     known: tuple[KnownPoints, KnownPoints] | None
     model: Model | None
+    sharp: BlockCoupling | None
 
     def soft(self, epsilon: float | None = None) -> Self:
         """The soft plan of a sharp result: one linear entropic problem on the cost C(T) at its plan T.
@@ -84,8 +86,19 @@ class Softened(Matched):
             return self
         found = self._soft_plan if epsilon is None else self._soften(validate.real("epsilon", epsilon, above=0.0))
         model, known = self._problem
-        assert model is not None
+        if model is None or not (self.model is not None or self.marginals.balanced):
+            raise ValueError(
+                "the value of a soft plan needs the masses that were asked for, which files do not keep of relaxed "
+                "marginals: call soft() on the result of gw_align, and save what it returns; candidates are read by "
+                "top_k(k) and confidence()"
+            )
         x, y = known
+        if not found.residual <= COOLED.tol:
+            warn_caller(
+                f"the soft plan is off the masses of its points by {found.residual:.1g} of the mass at epsilon "
+                f"{found.epsilon:.3g}; take a larger one, or soft() without one",
+                ConvergenceWarning,
+            )
         mass = math.exp(model.logarithm)
         values, exact, error = value_of(found, (x.space, y.space), model, self.max_memory)
         rows, columns = (found.coupling.marginal(axis).cpu().double() for axis in (1, 0))
@@ -112,6 +125,7 @@ class Softened(Matched):
                 curvature_error=None,
             ),
             path=(),
+            sharp=self.sharp or self.coupling,
             differentiated=None,
         )
         return made
@@ -124,7 +138,7 @@ class Softened(Matched):
         if self.model is not None:
             return self.model.to(torch.device("cpu")), known
         every = known and not any(isinstance(side.made, LandmarkRows) for side in known)
-        alone = self.alpha == 1 and self.marginals.balanced and not self.supervised and self.options.loss == "square"
+        alone = self.alpha == 1 and not self.supervised and self.options.loss == "square"
         if not (every and alone):
             return None, known
         rows, columns = (self.coupling.marginal(axis).cpu().double() for axis in (1, 0))
@@ -148,9 +162,9 @@ class Softened(Matched):
         if model is None:
             raise ValueError(
                 "the soft plan of a sharp result needs the distances, which several ranks and files without points do "
-                "not keep: call soft() on the result of gw_align in one process, and save what it returns, or save the "
-                "result with save(path, points=True); the sharp plan itself is read by argmax(), matching() and "
-                "result.coupling"
+                "not keep, nor files of a cost, of rules or of another loss: call soft() on the result of gw_align in "
+                "one process, and save what it returns, or save the result with save(path, points=True); the sharp "
+                "plan itself is read by argmax(), matching() and result.coupling"
             )
         x, y = known
         return soften(in_blocks(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
@@ -168,11 +182,16 @@ class Softened(Matched):
         k : how many of each row, 1 to K.
         """
         validate.integer("k", k, least=1, most=self.shape[1])
-        soft = self._ranking if k > 1 else self.coupling
-        if soft is self.coupling:
+        if k == 1 or self._ranking is self.coupling:
             return super().top_k(k)
-        values, index = _with_match(soft, self.coupling.argmax(1), k)
+        values, index = _with_match(self._soft_plan.coupling, self.coupling.argmax(1), k)
         return self._given(values), self._given(index)
+
+    def _margin(self, points: Tensor | None) -> Tensor:
+        """1 - runner-up's mass / match's mass in the soft plan, 0 where this prefers another; of all or some points."""
+        match = self.coupling.argmax(1)
+        mass, _ = _with_match(self._soft_plan.coupling, match if points is None else match[points], 2, points)
+        return (1 - mass[:, 1] / mass[:, 0]).clamp(min=0.0)
 
     def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
         if self.shape[1] == 1 or self._ranking is self.coupling:
@@ -181,10 +200,11 @@ class Softened(Matched):
         return mass.double().cpu(), index.cpu(), self._soft_plan.epsilon
 
 
-def _with_match(soft: Coupling, match: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Masses and columns (N, k) of the largest entries of each row of a soft plan, after that of the match (N,)."""
+def _with_match(soft: BlockCoupling, match: Tensor, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Masses and columns (N, k) of the largest entries of each row of a soft plan, after that of the match (N,); (m, k)
+    of the rows ``points`` (m,) with the matches (m,)."""
     first = match[:, None]
-    values, index = soft.top_k(k)
+    values, index = soft.top_k(k, points)
     held = index == first
     missing = ~held.any(1)
     held[missing, -1] = True  # the match takes the place of the last candidate
@@ -193,5 +213,7 @@ def _with_match(soft: Coupling, match: Tensor, k: int) -> tuple[Tensor, Tensor]:
     lost = torch.nonzero(missing)[:, 0]
     index[lost, 0] = first[lost, 0]
     for where in torch.split(lost, SMALL_ROWS):
-        values[where, 0] = soft.rows(where).gather(1, first[where])[:, 0].to(values)
+        values[where, 0] = (
+            soft.rows(where if points is None else points[where]).gather(1, first[where])[:, 0].to(values)
+        )
     return values, index

@@ -58,7 +58,7 @@ def write(
 ) -> None:
     """A file of what `pack` makes and, as ``known_x_*`` and ``known_y_*``, of what places new points, sealed; what was
     there stays until it is whole. The distances of a space may take ``limit`` bytes."""
-    arrays, every = pack(members, coupling), isinstance(coupling, DenseCoupling)
+    arrays, every = pack(members, coupling), isinstance(coupling, DenseCoupling | SparseCoupling)
     for side, points in zip("xy", known, strict=False):
         arrays |= {f"known_{side}_{name}": array for name, array in points.arrays(every, limit).items()}
     with written(path) as file:

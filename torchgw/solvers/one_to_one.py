@@ -111,9 +111,9 @@ def auction(W: Any, v: Array, step: float) -> tuple[Array, Array, Array]:
     v : prices (K,) >= 0 to begin with.
     step : the first step; the nearer the prices to the optimal ones, the smaller.
     """
-    (n, k), T = W.shape, W.T.tocsr()
+    (n, k), T, tiny = W.shape, W.T.tocsr(), np.finfo(np.float64).tiny  # without a step equal bids never end
     v = np.where(np.diff(T.indptr) > 0, v, 0.0)
-    mate, owner, least = np.full(n, -1), np.full(k, -1), RESOLVED * float(W.data.max(initial=0.0))
+    mate, owner, least = np.full(n, -1), np.full(k, -1), max(RESOLVED * float(W.data.max(initial=0.0)), tiny)
     while True:
         u = _profits(W, v)
         has = np.flatnonzero(mate >= 0)

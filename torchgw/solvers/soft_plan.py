@@ -129,15 +129,19 @@ def value_of(soft: SoftPlan, spaces: Spaces, model: Model, max_memory: int) -> t
     return model.at(soft.epsilon).values(float(value.value), plan), value.exact, value.error
 
 
-def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> FactoredCost:
-    """The linearised cost at a plan of about mass one, of which marginals that stay are no part."""
+def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[FactoredCost, Tensor, Tensor]:
+    """The linearised cost at a plan of about mass one, of which marginals that stay are no part; and its row (N,) and
+    column (K,) terms where D_X T D_Y is not centred."""
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
     weights, linear = Weights.of(model.alpha, model.beta, float(rows.sum())), model.linear(torch.float64)
     if model.alpha == 0:
         assert linear is not None
-        return linear.times(weights.linear)
+        cost = linear.times(weights.linear)
+        return cost, cost.a, cost.b
     exact = ExactGradient(*spaces, rows, columns, model.loss)
-    return weights.applied((MatchingGradient.of(exact) or exact)(plan, rows), linear)
+    raw = (MatchingGradient.of(exact) or exact)(plan, rows)
+    cost = weights.applied(raw, linear)
+    return cost, cost.a + weights.quadratic * (exact.a - raw.a), cost.b + weights.quadratic * (exact.b - raw.b)
 
 
 def epsilon_of(cost: FactoredCost, plan: BlockCoupling) -> float:
@@ -182,19 +186,20 @@ def _of_spreads(*spreads: Tensor) -> float:
 def _on_all_pairs(
     plan: BlockCoupling, spaces: Spaces, model: Model, epsilon: float | None, max_memory: int
 ) -> SoftPlan:
-    cost = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.at(epsilon))
+    cost, a, b = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.at(epsilon))
     if epsilon is None:
         epsilon = epsilon_of(cost, plan)
         if model.penalty is not None:
-            cost = cost_of(plan, spaces, model.at(epsilon))
+            cost, a, b = cost_of(plan, spaces, model.at(epsilon))
     rows, columns = plan.marginal(1).double(), plan.marginal(0).double()
     needed = BYTES * math.prod(plan.shape)
     factored = cost.extra is None and cost.U.shape[1] < min(plan.shape)
+    centred, _, _ = cost.centred(epsilon)  # potentials are found in float32
     if needed <= max_memory or not factored:
         validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
-        *found, missed = solved_stored(cost.stored_score(1.0), rows, columns, epsilon)
-        return SoftPlan(DenseCoupling(*found), epsilon, missed)
-    centred, _, _ = cost.centred(epsilon)
+        found, f, g, missed = solved_stored(centred.stored_score(1.0), rows, columns, epsilon)
+        unit = LOG2E / epsilon
+        return SoftPlan(DenseCoupling(found, f + unit * (centred.a - a), g + unit * (centred.b - b)), epsilon, missed)
 
     def solve(
         at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
@@ -217,13 +222,15 @@ def _cooled(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> Sink
         state = solve(epsilon * 2**step, row, column, f, g, COOLED, COOLED_ITERATIONS)
         f, g = rescale(state.f, row.log_mass, 2.0), rescale(state.g, column.log_mass, 2.0)
     state = solve(epsilon, row, column, f, g, SOLVED, SOLVED_ITERATIONS)
+    if not math.isfinite(float(state.largest)):
+        raise ValueError(f"epsilon must be larger, got {epsilon:.3g}: costs over it overflow in float32")
     return state._replace(f=state.f.double() + total.log2(), g=state.g.double())
 
 
 def solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, float]:
     """The soft plan (N, K) of a score that is given at an epsilon of 1, in its memory; its base-2 potentials; its L1
-    column residual. It is not rounded: a correction of all pairs would hide the smallest entries, which rank the last
-    candidates."""
+    column residual, relative to the mass. It is not rounded: a correction of all pairs would hide the smallest entries,
+    which rank the last candidates."""
     plan, cold = (torch.empty_like(score, dtype=torch.float32) for _ in range(2))
 
     def solve(
@@ -233,11 +240,11 @@ def solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) 
         return scaling(scaler, f, g, options=options, max_iter=most)
 
     state = _cooled(solve, rows, columns, epsilon)
-    found = score.div_(epsilon).add_(state.f[:, None]).add_(state.g).exp2_()
-    ratio = torch.where(rows > 0, rows / found.sum(1), 1.0)
-    found.mul_(ratio[:, None])
+    found = score.div_(epsilon).add_(state.g)
+    f = rows.log2() - dense_kernel.softmin(found, torch.zeros_like(state.g), 1)
+    found.add_(f[:, None]).exp2_()
     missed = (found.sum(0) - columns).abs().sum() / rows.sum()
-    return found, state.f + ratio.log2(), state.g, float(missed)
+    return found, f, state.g, float(missed)
 
 
 def _is_sparse(space: DistanceProvider) -> bool:

@@ -1,7 +1,7 @@
 """The kept tiles of a score S = A B^T, read without storing it, in plain torch: the eager backend and the oracle.
 
     softmin(A, B, tiles, bias, axis)    log2 sum 2^(S + bias) over the kept tiles of each row (axis 1), column (axis 0)
-    read(A, B, tiles, f, g, V, W)       T V, T^T W and the largest entry of each row of T = 2^(S + f + g) on kept tiles
+    read(A, B, tiles, f, g, V, W)       T V and T^T W of T = 2^(S + f + g) on the kept tiles
 
 Factors may be float32 while potentials and sums are float64. The large part of a score is then kept exact: with the
 centre a of a row tile, S_ij = (A_i - a) . B_j + a . B_j, and the second term, which depends on the column only, is
@@ -10,7 +10,6 @@ added to its potential in float64. What is left for float32 is some tens of bits
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -23,8 +22,6 @@ from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles
 from torchgw.runtime.surroundings import undisturbed
 
-RUN = 32
-
 
 class _Reader:
     """Fills blocks with A B^T + f + g, a row tile at a time, so that they stay in the cache.
@@ -34,7 +31,7 @@ class _Reader:
 
     def __init__(self, A: Tensor, B: Tensor, tiles: Tiles, g: Tensor) -> None:
         self.A, self.g, self.tiles = A, g, tiles
-        # Whole column tiles, so that runs of columns never straddle two blocks.
+        # In whole column tiles.
         self.most = block_rows(-(-len(B) // tiles.size), tiles.size**2, A.device) * tiles.size
         self._buffer = A.new_empty(min(tiles.size, len(A)) * min(self.most, len(B)))
         # With a column of ones the rows' potentials are added by the product itself.
@@ -87,60 +84,23 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
 
 
 @undisturbed  # results are read when the solve is over
-def read(
-    A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
-) -> PlanProducts:
-    """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A.
-
-    ``find`` asks for the largest entries; without it they are zeros.
-    """
+def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:
+    """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A."""
     if tiles.separable:
-        return separable.read(A, B, tiles, f, g, V, W, find)
+        return separable.read(A, B, tiles, f, g, V, W)
     n, k = len(A), len(B)
     TV, WtT = f.new_zeros(n, V.shape[1]), f.new_zeros(W.shape[1], k)
-    largest, argmax = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     W = W.masked_fill(f.isneginf()[:, None], 0.0).to(A.dtype)
-    reader, run = _Reader(A, B, tiles, g), math.gcd(tiles.size, RUN)
+    reader = _Reader(A, B, tiles, g)
     for rows, blocks in reader.row_tiles():
         reader.raise_rows(f[rows] + reader.top)
-        highest = []
         for columns in blocks:
-            exponent = reader.block(columns)
-            if find:
-                highest.append(_run_maxima(exponent, run))
-            plan = exponent.clamp_min_(LOWEST_EXPONENT).exp2_()
+            plan = reader.block(columns).clamp_min_(LOWEST_EXPONENT).exp2_()
             if V.shape[1]:
                 TV[rows].add_(plan @ V[columns])
             if W.shape[1]:
                 WtT[:, columns].add_(W[rows].T @ plan)
-        if find:
-            starts = [torch.arange(c.start, c.stop, run, device=A.device) for c in blocks]
-            maxima = torch.cat(highest, 1)
-            value, first = maxima.max(1, keepdim=True)
-            second = maxima.scatter(1, first, -torch.inf).argmax(1, keepdim=True)
-            home = torch.cat((first, second), 1).sort(1).values  # ascending: among equals the lowest column wins
-            largest[rows] = value[:, 0].to(f.dtype).exp2_()
-            argmax[rows] = _position(A[rows], reader.wide, g, torch.cat(starts)[home], run)
-    absent = f.isneginf()
-    TV.masked_fill_(absent[:, None], 0.0)
+    TV.masked_fill_(f.isneginf()[:, None], 0.0)
     WtT.masked_fill_(g.isneginf(), 0.0)
-    return PlanProducts(TV, WtT.T, largest.masked_fill_(absent, 0.0), argmax)
-
-
-def _run_maxima(exponent: Tensor, size: int) -> Tensor:
-    """Maxima over runs of ``size`` columns, the last one shorter, (n, runs)."""
-    whole = exponent.shape[1] // size * size
-    found = exponent[:, :whole].reshape(len(exponent), -1, size).amax(2)
-    return found if whole == exponent.shape[1] else torch.cat((found, exponent[:, whole:].amax(1, keepdim=True)), 1)
-
-
-def _position(rows: Tensor, B: Tensor, g: Tensor, start: Tensor, size: int) -> Tensor:
-    """Where row i of A B^T + g is largest among the ``size`` columns from each of start[i] on, (n,).
-
-    To find only the best runs of columns in the pass, and the place in them here, is cheaper than the place at once;
-    and two runs, compared in the dtype of the potentials, leave little to the rounding of the pass.
-    """
-    columns = (start[..., None] + torch.arange(size, device=start.device)).clamp_max(len(B) - 1).flatten(1)
-    score = torch.einsum("nsr,nr->ns", B[columns], rows.to(B.dtype)) + g[columns]
-    return columns.gather(1, score.argmax(1, keepdim=True))[:, 0]
+    return PlanProducts(TV, WtT.T)

@@ -26,17 +26,11 @@ from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles, centres
 
 
-def read(
-    A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
-) -> PlanProducts:
-    """T V, T^T W and the largest entries, see `torchgw.kernels.softmin_tiles.reference`.
-
-    The largest entry of a row is sought in the tile whose product of centres is largest. O((N + K) r (d + e) k / size)
-    work for k kept columns of a row tile.
-    """
+def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:
+    """T V and T^T W, see `torchgw.kernels.softmin_tiles.reference`; O((N + K) r (d + e) k / size) work for k kept
+    columns of a row tile."""
     n, k, size = len(A), len(B), tiles.size
     TV, TtW = f.new_zeros(n, V.shape[1]), f.new_zeros(k, W.shape[1])
-    largest, argmax = f.new_zeros(n), torch.zeros(n, dtype=torch.int64, device=A.device)
     V = V.masked_fill(g.isneginf()[:, None], 0.0).to(A.dtype)
     absent, W = f.isneginf(), W.to(A.dtype)
     a, b, wide = centres(A, size).to(A.dtype), centres(B, size).to(A.dtype), B.to(g.dtype)
@@ -60,14 +54,9 @@ def read(
             products = (near_A[..., None] * own[:, None]).flatten(1)
             sums = (left.T @ products).reshape(len(kept), terms, -1)
             _add(TtW, torch.bmm(weighted, sums).flatten(0, 1), spans)
-        if find:
-            best = by_tile.amax(1)
-            value, home = (left * best).max(1)
-            largest[rows] = value.to(f.dtype)
-            argmax[rows] = _position(local, B, right, home, size, spans)
     TV.masked_fill_(absent[:, None], 0.0)
     TtW.masked_fill_(g.isneginf()[:, None], 0.0)
-    return PlanProducts(TV, TtW, largest.masked_fill_(absent, 0.0), argmax)
+    return PlanProducts(TV, TtW)
 
 
 def entries(
@@ -88,19 +77,6 @@ def _right(wide: Tensor, g: Tensor, spans: list[slice], centre: Tensor) -> tuple
     shift = torch.cat([torch.addmv(g[span], wide[span], centre.to(g.dtype)) for span in spans])
     top = shift.amax().clamp_min(FLOOR)
     return (shift - top).clamp_min_(LOWEST_EXPONENT).exp2_(), top
-
-
-def _position(local: Tensor, B: Tensor, right: Tensor, home: Tensor, size: int, spans: list[slice]) -> Tensor:
-    """Where the rows, less their centre, are largest within the kept tile ``home`` (n,) of each."""
-    start = [first for span in spans for first in range(span.start, span.stop, size)]
-    found, homes = torch.empty_like(home), home.cpu()
-    for tile in torch.unique(homes).tolist():
-        which = torch.nonzero(homes == tile)[:, 0].to(home.device)
-        first = start[tile]
-        columns = slice(first, min(first + size, len(B)))
-        factor = right[tile * size : tile * size + columns.stop - first].log2().to(local.dtype)
-        found[which] = torch.addmm(factor, local[which], B[columns].T).argmax(1) + first
-    return found
 
 
 def _with_ones(near: Tensor) -> Tensor:

@@ -21,13 +21,10 @@ class PlanProducts(NamedTuple):
     Attributes
     ----------
     TV, TtW : T V (N, d) and T^T W (K, e).
-    largest, argmax : the largest entry of each row (N,), and its column (N,).
     """
 
     TV: Tensor
     TtW: Tensor
-    largest: Tensor
-    argmax: Tensor
 
 
 @dataclass(frozen=True)
@@ -35,28 +32,28 @@ class TileKernel:
     """One implementation of the family.
 
     softmin : of (A, B, tiles, bias, axis), see `reference`; takes any factors.
-    read : of (A, B, tiles, f, g, V, W, find), likewise.
+    read : of (A, B, tiles, f, g, V, W), likewise.
     prepare : brings factors into the form that both are fastest with, once where many softmins follow.
     """
 
     softmin: Callable[[Tensor, Tensor, Tiles, Tensor, int], Tensor]
-    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor, bool], PlanProducts]
+    read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor], PlanProducts]
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
     def contracted(
-        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor, find: bool = False
+        self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor
     ) -> tuple[PlanProducts, Tensor]:
-        """Products of T with one column of ones, either way, and the largest entries; and left^T T right (l, r),
-        float64, of left (N, l) and right (K, r), in one pass that reads the narrower side."""
+        """Products of T with one column of ones, either way; and left^T T right (l, r), float64, of left (N, l) and
+        right (K, r), in one pass that reads the narrower side."""
         one_p, one_q = left.new_ones(len(f), 1), right.new_ones(len(g), 1)
         if left.shape[1] <= right.shape[1]:
-            found = self.read(A, B, tiles, f, g, one_q, torch.cat((one_p, left), 1), find)
+            found = self.read(A, B, tiles, f, g, one_q, torch.cat((one_p, left), 1))
             core = inner_product(found.TtW[:, 1:], right)
         else:
-            found = self.read(A, B, tiles, f, g, torch.cat((one_q, right), 1), one_p, find)
+            found = self.read(A, B, tiles, f, g, torch.cat((one_q, right), 1), one_p)
             core = inner_product(left, found.TV[:, 1:])
         TV, TtW = found.TV[:, :1].clone(), found.TtW[:, :1].clone()  # views would keep all columns
-        return found._replace(TV=TV, TtW=TtW), core
+        return PlanProducts(TV, TtW), core
 
     def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""

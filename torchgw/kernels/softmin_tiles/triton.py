@@ -105,11 +105,10 @@ def build(dot: str = "") -> TileKernel:
         return sum_of_parts(out).to(given)
 
     def one_way(
-        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, w: Tensor, find: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """T V (N, d), T^T w (K, 1) or (K, 0) as w is (N, 1) or (N, 0), and for each part of the lists the largest
-        entries of the rows and their columns (parts, N), where they were asked for. Factors, V and w have one dtype,
-        potentials another; the factors are prepared."""
+        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, w: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """T V (N, d), and T^T w (K, 1) or (K, 0) as w is (N, 1) or (N, 0). Factors, V and w have one dtype, potentials
+        another; the factors are prepared."""
         (n, width), d, k, m = A.shape, V.shape[1], len(B), len(tiles.column)
         product = dot_precision(dot, A.dtype, gpu.amd())
         chosen = read_block(tiles.size, width, A.dtype, product, d)
@@ -119,13 +118,12 @@ def build(dot: str = "") -> TileKernel:
         programs = gpu.divided(n, tiles.size) * subs
         parts = splits(tiles, programs * groups, A.device)
         out, below = f.new_empty(parts, n, V.shape[1]), f.new_empty(k, w.shape[1])
-        best, argmax = A.new_empty(parts, n), torch.empty(parts, n, dtype=torch.int64, device=A.device)
         down = A.new_empty(subs * w.shape[1], m, tiles.size)
         with gpu.active(A):
             kernels.read_kernel[(programs, groups, parts)](
                 A, B, f.contiguous(), g.contiguous(), V.contiguous(), w.contiguous(), tiles.first, tiles.column,
-                out, down, best, argmax, n, k, V.shape[1], m,
-                SIZE=tiles.size, VALUES=values, DOWN=w.shape[1] == 1, LARGEST=find,
+                out, down, n, k, V.shape[1], m,
+                SIZE=tiles.size, VALUES=values, DOWN=w.shape[1] == 1,
                 **stream.launch(chosen, width, product),
             )  # fmt: skip
             if w.shape[1]:
@@ -134,17 +132,14 @@ def build(dot: str = "") -> TileKernel:
                     down, turned.first, tiles.by_column, below, k, m,
                     SIZE=tiles.size, ROWS=chosen.rows, COLUMNS=chosen.columns, ENTRIES=ENTRIES,
                 )  # fmt: skip
-        return out[:, :, :d].sum(0), below, best, argmax
+        return out[:, :, :d].sum(0), below
 
-    def read(
-        A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor, find: bool = False
-    ) -> PlanProducts:
+    def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:
         if tiles.separable:
-            return reference.read(A, B, tiles, f, g, V, W, find)
-        largest, argmax = f.new_zeros(len(A)), torch.zeros(len(A), dtype=torch.int64, device=f.device)
-        if V.shape[1] == 1 < W.shape[1] and not find:  # the wider side is summed in registers
+            return reference.read(A, B, tiles, f, g, V, W)
+        if V.shape[1] == 1 < W.shape[1]:  # the wider side is summed in registers
             found = read(B, A, tiles.transposed, g, f, W, V)
-            return PlanProducts(found.TtW, found.TV, largest, argmax)
+            return PlanProducts(found.TtW, found.TV)
         given, near = f.dtype, working_dtype(A)
         A, B = prepare(A.to(near), B.to(near))
         wide = working_dtype(A, f, g)
@@ -152,17 +147,13 @@ def build(dot: str = "") -> TileKernel:
         V, W = (side.to(near).masked_fill(at.isneginf()[:, None], 0.0) for side, at in ((V, g), (W, f)))
         f, g, none = f.to(wide), g.to(wide), W[:, :0]
         TV, TtW = f.new_zeros(len(A), V.shape[1]), f.new_zeros(len(B), W.shape[1])
-        forward = V.shape[1] > 0 or find
+        forward = V.shape[1] > 0
         both = forward and W.shape[1] == 1 and len(tiles.column) * tiles.size <= MOST_BELOW
         if forward:
-            TV, below, best, place = one_way(A, B, tiles, f, g, V, W if both else none, find)
+            TV, below = one_way(A, B, tiles, f, g, V, W if both else none)
             TtW = below if both else TtW
-            if find:  # of all parts the lowest column that has the largest; 0 and 0 for rows that keep nothing
-                largest = best.amax(0)
-                argmax = place.masked_fill(best < largest, len(B)).amin(0)
-                argmax.masked_fill_(argmax == len(B), 0)
         if W.shape[1] and not both:
-            TtW = one_way(B, A, tiles.transposed, g, f, W, V[:, :0], False)[0]
-        return PlanProducts(TV.to(given), TtW.to(given), largest.to(given), argmax)
+            TtW = one_way(B, A, tiles.transposed, g, f, W, V[:, :0])[0]
+        return PlanProducts(TV.to(given), TtW.to(given))
 
     return TileKernel(softmin, read, prepare)

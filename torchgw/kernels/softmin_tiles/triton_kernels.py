@@ -52,9 +52,9 @@ def softmin_kernel(
 
 @triton.jit(do_not_specialize=["n", "k", "d", "m"], do_not_specialize_on_alignment=["f", "g"])
 def read_kernel(
-    A, B, f, g, V, W, first, column, out, down, largest, at, n, k, d, m,
+    A, B, f, g, V, W, first, column, out, down, n, k, d, m,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    VALUES: tl.constexpr, DOT: tl.constexpr, DOWN: tl.constexpr, LARGEST: tl.constexpr,
+    VALUES: tl.constexpr, DOT: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
     """out[part] = T V for T = 2^(S + f + g) on this part of the list and V (K, d), d a multiple of VALUES.
 
@@ -64,8 +64,7 @@ def read_kernel(
         A_i . B_j = (A_i - a) . B_j + a . (B_j - b) + a . b
 
     A single column of V is summed up without a product. DOWN: also down[r, e SIZE + j] = sum_i T_ij W_i for column j of
-    entry e < m of the list, over the rows i of the r-th program of its row tile. LARGEST: also the largest entry of
-    each row of T and the lowest column that has it; 0 and K where no column is kept.
+    entry e < m of the list, over the rows i of the r-th program of its row tile.
     """
     tile = tl.program_id(0) // (SIZE // ROWS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -86,8 +85,6 @@ def read_kernel(
         total = tl.zeros((ROWS,), out.dtype.element_ty)
     if DOWN:
         weight = tl.load(W + row, mask=row < n, other=0.0)
-    best = tl.full((ROWS,), float("-inf"), near)
-    index = tl.zeros((ROWS,), tl.int32) + k
     a = tl.load(of_rows)  # of the first chunk, which may be the whole width
     local = tl.load(left) - a[None, :]
     for step in range(begin, end):
@@ -122,22 +119,11 @@ def read_kernel(
             below = tl.sum(plan * weight[:, None], 0)
             line = (tl.program_id(0) % (SIZE // ROWS)).to(tl.int64) * m * SIZE
             tl.store(down + line + tl.cast(step, tl.int64) * COLUMNS + tl.arange(0, COLUMNS), below)
-        if LARGEST:
-            higher = tl.max(exponent, 1)
-            # Columns ascend along the list, so of equal entries the first found is kept.
-            where = tl.min(tl.where(exponent == higher[:, None], here[None, :], k), 1)
-            better = (higher > best) | (index == k)
-            index = tl.where(better, where, index)
-            best = tl.where(better, higher, best)
     line = part.to(tl.int64) * n + row
     if VALUES == 1:
         tl.store(out + line, total, mask=row < n)
     elif VALUES > 1:
         tl.store(out + line[:, None] * d + value[None, :], total.to(out.dtype.element_ty), mask=(row < n)[:, None])
-    if LARGEST:
-        first_values = tl.program_id(1) == 0
-        tl.store(largest + line, tl.exp2(best + rows), mask=(row < n) & first_values)
-        tl.store(at + line, index.to(tl.int64), mask=(row < n) & first_values)
 
 
 @triton.jit(do_not_specialize=["m"])
