@@ -267,7 +267,7 @@ def _tiles(n: int, rank: int) -> Rows:
     for dtype, times in ((torch.float32, 3), (torch.float64, 1)):
         for d in (1, 33):
             V = torch.ones(n, d, device=CUDA, dtype=dtype)
-            call = partial(kernel.read, A, A, chosen, f.to(dtype), g.to(dtype), V, V[:, :0], False)
+            call = partial(kernel.read, A, A, chosen, f.to(dtype), g.to(dtype), V, V[:, :0])
             calls.append((f"read, d = {d}, {str(dtype)[6:]}", call, times * (rank + d) * rates[dtype]))
     for name, call, floor in calls:
         taken = seconds(call, 3)
