@@ -7,8 +7,8 @@ Stored plans are assigned by SciPy, plans of few entries by an auction on these.
 potentials first: the linear problem between cells, and v_j = max over row cells I of T_Ij - u_I. Entries that are
 nearly worth their potentials are candidates, some of each row, drawn at random where many are alike. The best
 assignment among them, by an auction, has potentials, which are shortest paths; entries that are worth more than those
-are the next candidates. With u_i
-raised to max_j (T_ij - v_j) the potentials hold for all N K entries, so their sum is a bound at every step.
+are the next candidates. With u_i raised to max_j (T_ij - v_j) the potentials hold for all N K entries, so their sum is
+a bound at every step.
 
 Sources: D. P. Bertsekas, D. A. Castanon, "A forward/reverse auction algorithm for asymmetric assignment problems",
 1992; B. Schmitzer, "A sparse multiscale algorithm for dense optimal transport", 2016.
