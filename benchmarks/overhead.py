@@ -28,7 +28,6 @@ from benchmarks.common import interleaved, paired, show, write
 from torchgw import EuclideanDistances, GWOptions, GWResult, SinkhornOptions, StoppingOptions, align, gw_align, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.request import request
-from torchgw.request.request import Asked
 
 Row = dict[str, Any]
 SIZES, QUICK_SIZES = (50, 100, 500, 1000, 5000), (50, 500)
@@ -42,9 +41,11 @@ LARGE, LARGE_ITERATIONS, LARGE_SINKHORN = 5000, 6, 20
 EXPLAINED_SIZE, EXPLAINED_ROUNDS = 50, 60
 PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by where they are looked up
     "validation": (
-        (Asked, "check"),
-        (request, "as_pair check_alpha check_cost check_distances check_init check_rank check_resolved check_spaces"),
-        (request, "facts_of pick_device refuse settled tensors_of tolerances_for with_factors"),
+        (
+            request,
+            "check_alpha check_arguments check_cost check_distances check_init check_rank check_resolved check_spaces",
+        ),
+        (request, "facts_of pick_device refuse replace_attributes settled tensors_of tolerances_for with_factors"),
         (validate, "choice instance integer masses memory real"),
     ),
     "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "forecast followed")),

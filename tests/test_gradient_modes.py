@@ -6,7 +6,6 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ from torchgw.align import Arguments
 from torchgw.gradients.modes import GradientMode
 from torchgw.marginals import Marginals
 from torchgw.request.combinations import KINDS, facts_of
-from torchgw.request.request import Asked
+from torchgw.request.request import build_problem
 
 
 @pytest.mark.parametrize(
@@ -175,9 +174,31 @@ def test_a_training_loop_that_begins_at_its_last_result_is_one_over_plans() -> N
     assert losses[2] < losses[0]
 
 
-def test_a_loss_takes_what_an_alignment_takes_and_a_request_has_what_was_asked() -> None:
+def test_every_argument_of_an_alignment_reaches_its_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, built = (inspect.signature(function).parameters for function in (gw_align, build_problem))
+    assert list(taken) == list(built)
+    for name, each in taken.items():
+        assert each.default == built[name].default
+        assert each.annotation == built[name].annotation or name == "init"
+    given, found = {name: object() for name in taken}, dict[str, object]()
+
+    def build(X: object, Y: object, **others: object) -> None:
+        found.update(others, X=X, Y=Y)
+        raise InterruptedError
+
+    monkeypatch.setattr("torchgw.align.build_problem", build)
+    with pytest.raises(InterruptedError):
+        gw_align(**given)  # type: ignore[arg-type]
+    assert found == given
+
+
+def test_a_checkpoint_keeps_every_argument_but_four() -> None:
+    own = {"gradient_mode", "random_state", "callback", "checkpoint"}
+    assert build_problem(X, Y).call().keys() == inspect.signature(gw_align).parameters.keys() - own
+
+
+def test_a_loss_takes_what_an_alignment_takes() -> None:
     told = {name: each.annotation for name, each in inspect.signature(gw_align).parameters.items()}
-    assert [field.name for field in fields(Asked)] == list(told)
     kinds = set(inspect.signature(facts_of).parameters) - {"options", "epsilon"}
     assert kinds < set(told)
     assert kinds | {"epsilon", "X", "Y"} == {name for name in KINDS if "." not in name}

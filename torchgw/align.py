@@ -29,7 +29,7 @@ from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, followed, reopened
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
-from torchgw.request.request import Asked, Cost, Request
+from torchgw.request.request import Cost, Request, build_problem
 from torchgw.results.all_points import of_all_points
 from torchgw.results.result import GWResult, Told, result_of
 from torchgw.results.warnings import warn
@@ -152,13 +152,34 @@ def gw_align(
     (300,)
     """
     with collecting_warnings():
-        return aligned(Request.of(Asked(**locals())))  # of the arguments alone: no other name is made yet
+        request = build_problem(
+            X,
+            Y,
+            distances=distances,
+            p=p,
+            q=q,
+            cost=cost,
+            alpha=alpha,
+            supervision=supervision,
+            init=init,
+            epsilon=epsilon,
+            marginals=marginals,
+            options=options,
+            gradient_mode=gradient_mode,
+            device=device,
+            backend=backend,
+            random_state=random_state,
+            callback=callback,
+            checkpoint=checkpoint,
+            names_x=names_x,
+            names_y=names_y,
+        )
+        return aligned(request)
 
 
 def watched(request: Request) -> AbstractContextManager[Watch]:
     """What follows the solve of a request."""
-    asked = request.asked
-    return followed(asked.callback, asked.checkpoint, request.call, request.generator)
+    return followed(request.callback, request.checkpoint, request.call, request.generator)
 
 
 def spaces_of(request: Request) -> tuple[Pair, Graphs]:
@@ -173,7 +194,7 @@ def aligned(
     prepare: Callable[[Request], tuple[Pair, Graphs]] = spaces_of,
 ) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it and ``prepare`` its spaces."""
-    asked, (n, k) = request.asked, request.shape
+    (n, k), marginals = request.shape, request.given.marginals
     for name, count in zip("XY", (n, k), strict=True):
         if count < ranks.count:
             raise ValueError(f"{name} must have a point for each rank, got {count} for {ranks.count}")
@@ -191,12 +212,12 @@ def aligned(
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
         with stopped_by_interrupt(watch), _advised(request):
             strategy, solution = solve_within_memory(request.problem(spaces, watch), request.strategy)
-        if asked.marginals.free_mass:
+        if marginals.free_mass:
             mass = float(solution.marginals[0].sum())
-            ranges.kept(mass, solution.values.total, request.mass, n * k, asked.marginals)
+            ranges.kept(mass, solution.values.total, request.mass, n * k, marginals)
         derived = None
-        if asked.gradient_mode is not None:
-            derived = differentiable(solution, request.model, spaces, request.given, asked.gradient_mode)
+        if request.gradient_mode is not None:
+            derived = differentiable(solution, request.model, spaces, request.given, request.gradient_mode)
     request = request.run_by(strategy)
     told = Told.of(solution, request, spaces)
     result = result_of(solution, request, told, spaces, graphs, prepared, derived)

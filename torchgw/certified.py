@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
 from dataclasses import replace
@@ -20,7 +19,7 @@ from torchgw.diagnostics.evidence import IssuedWarning
 from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
 from torchgw.options import GWOptions
-from torchgw.request.request import Asked, Request
+from torchgw.request.request import build_problem
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import collecting_warnings, warn_caller
@@ -160,11 +159,9 @@ class _Between(NamedTuple):
     @classmethod
     def of(cls, X: Any, Y: Any, given: dict[str, Any]) -> _Between:
         """Of arguments of `gw_align`; refused where nothing is bounded."""
-        bound = inspect.signature(gw_align).bind(X, Y, **given)
-        bound.apply_defaults()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the solve says it
-            request = Request.of(Asked(**bound.arguments))
+            request = build_problem(X, Y, **given)
             source, target = make_providers(request.spaces, request.options.spaces, request.there)[0]
         for name, space in (("X", source), ("Y", target)):
             if not is_symmetric(space):

@@ -5,7 +5,6 @@ perplexity(T) = exp(sum_i p_i H_i),    p = T 1 / sum(T),    H_i the entropy of r
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Sequence
@@ -22,10 +21,13 @@ from torchgw.align import gw_align
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
-from torchgw.entry import OURS, entry
+from torchgw.entry import OURS, check_options, entry
 from torchgw.kernels.sampling import spread_over
 from torchgw.objective.gain import product_plan
-from torchgw.request.request import Asked, Request
+from torchgw.objective.supervision import Supervision
+from torchgw.options import GWOptions
+from torchgw.request.attributes import replace_attributes
+from torchgw.request.request import build_problem
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import returned
@@ -140,7 +142,7 @@ def epsilon_path(
         raise TypeError(f"epsilon must be given as epsilons=[...], got epsilon={kwargs['epsilon']!r}")
     if kwargs.get("checkpoint") is not None:
         raise TypeError("checkpoint is of one solve: epsilon_path has none; take one gw_align for each epsilon")
-    solver, points = _Solver(X, Y, kwargs), list[_Point]()
+    solver, points = _Solver(X, Y, **kwargs), list[_Point]()
     if perplexities is not None:
         size = Y.size if is_provider(Y) else (*validate.shape_of(Y), math.inf)[0]
         for target in _falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
@@ -210,27 +212,28 @@ class _Solver:
     seen : log epsilon and log perplexity of each call.
     """
 
-    def __init__(self, X: Any, Y: Any, arguments: dict[str, Any]) -> None:
-        asked = self._asked(X, Y, arguments).in_numbers()  # before providers take the place of what has attributes
-        self.X, self.Y = asked.X, asked.Y
-        self.arguments = arguments | {"cost": asked.cost, "supervision": asked.supervision}
+    def __init__(
+        self,
+        X: Any,
+        Y: Any,
+        *,
+        cost: Any = None,
+        supervision: Supervision | None = None,
+        options: GWOptions | None = None,
+        **others: Any,
+    ) -> None:
+        options = check_options(options)
+        # Before providers take the place of what has attributes.
+        self.X, self.Y, cost, supervision = replace_attributes(X, Y, cost, supervision, options.max_memory)
+        self.arguments = others | {"cost": cost, "supervision": supervision, "options": options}
         self.first: GWResult | None = None
         self.seen: list[tuple[float, float]] = []
-
-    @staticmethod
-    def _asked(X: Any, Y: Any, arguments: dict[str, Any]) -> Asked:
-        """The call of `gw_align` with these arguments, as far as one alone can be checked."""
-        bound = inspect.signature(gw_align).bind(X, Y, **arguments)
-        bound.apply_defaults()
-        asked = Asked(**bound.arguments)
-        asked.check()
-        return asked
 
     def gain(self) -> float:
         """What there is to gain between the spaces, before any solve."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first solve says it
-            request = Request.of(self._asked(self.X, self.Y, self.arguments))
+            request = build_problem(self.X, self.Y, **self.arguments)
             spaces, _ = make_providers(request.spaces, request.options.spaces, request.there)
         return product_plan(request.model, spaces, unit_of(spaces)).gain
 

@@ -24,7 +24,7 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.marginals import Balanced
 from torchgw.persist.checkpoint import is_taken
 from torchgw.persist.files import path_of
-from torchgw.request.request import Asked, Request
+from torchgw.request.request import Request, build_problem
 from torchgw.results.parts import write_part
 from torchgw.results.result import GWResult, saved_members
 from torchgw.runtime.caller import collecting_warnings
@@ -101,7 +101,7 @@ def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
     given = loaded(given)
     in_files = {name: given[name] for name in "XY" if in_file(given[name])}
     checked, shares = read(_checked(given, ranks), ranks)
-    return _ended(ranks, Request.of(Asked(**checked)), in_files, shares)
+    return _ended(ranks, build_problem(**checked), in_files, shares)
 
 
 def _ended(ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]) -> GWResult:
@@ -138,7 +138,7 @@ def resume(
         call, checkpoint = align.continued(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
         with collecting_warnings():
-            return _ended(ranks, Request.of(Asked(**DEFAULTS | call | more)), {}, {})
+            return _ended(ranks, build_problem(**call | more), {}, {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:

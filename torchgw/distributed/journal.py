@@ -84,7 +84,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
     ValueError, TypeError, OSError
         As `torchgw.persist.checkpoint.followed`, on all ranks.
     """
-    asked, generator, own = request.asked, request.generator, list[Folder]()
+    generator, checkpoint, own = request.generator, request.checkpoint, list[Folder]()
 
     def call() -> dict[str, Any]:
         return request.call() | {name: np.asarray(space[:]) for name, space in in_files.items()} | {"shared": True}
@@ -92,7 +92,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
     with ExitStack() as stack:
 
         def begin() -> tuple[Path, bytes, int] | None:
-            journal = stack.enter_context(followed(None, asked.checkpoint, call, generator)).journal
+            journal = stack.enter_context(followed(None, checkpoint, call, generator)).journal
             if not isinstance(journal, Folder):
                 return None
             own.append(journal)
@@ -100,10 +100,10 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
             return journal.folder, journal.call, max(written, default=0)
 
         begun = ranks.first(begin)
-        if isinstance(asked.checkpoint, Continued) and asked.checkpoint.random is not None:
-            generator.set_state(asked.checkpoint.random)
+        if isinstance(checkpoint, Continued) and checkpoint.random is not None:
+            generator.set_state(checkpoint.random)
         journal = None if begun is None else SharedFolder(ranks, own, generator, *begun)
-        yield SharedWatch(ranks, asked.callback if ranks.rank == 0 else None, journal)
+        yield SharedWatch(ranks, request.callback if ranks.rank == 0 else None, journal)
 
 
 class SharedFolder:

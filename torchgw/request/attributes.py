@@ -19,10 +19,23 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.supervision import UNLABELLED, Supervision
+from torchgw.request.objective import as_pair
 from torchgw.types import Array, is_table
 
 LISTED = 5  # points or attributes in an error
 SPACES = ("X", "Y")
+
+
+def replace_attributes(
+    X: Any, Y: Any, cost: Any, supervision: Any, limit: int
+) -> tuple[Any, Any, Any, Supervision | None]:
+    """Both spaces without the columns that a cost or labels name, and cost and rules as `in_numbers` returns them."""
+    if supervision is not None:
+        example = "; for example Supervision(pairs=[(0, 3), (10, 7)])"
+        validate.instance("supervision", supervision, Supervision, example)
+    cost = as_pair(cost)
+    x, y = coordinates((X, Y), cost, supervision)
+    return x, y, *in_numbers((X, Y), cost, supervision, limit)
 
 
 def in_numbers(

@@ -64,8 +64,6 @@ def make_model(
     alpha: float,
     epsilon: float,
     cost: FactoredCost | None,
-    rules: Rules | None,
-    strength: float,
     loss: SeparableLoss,
     device: torch.device,
 ) -> tuple[Model, float]:
@@ -98,17 +96,19 @@ def make_model(
         cost=None if cost is None else cost.to(device),
         loss=loss,
         logarithm=math.log(scale),
-        strength=strength / scale,
     )
     if cost is not None:
         ranges.cost(_reach(model))
         ranges.weight(beta, largest_entry(cost))
-    if rules is not None:
-        price = min(model.hardness, model.strength)
-        penalty = FactoredCost.weighted_sum([rules.cost.to(device)], [price])
-        points, groups = ((x.to(device), y.to(device)) for x, y in (rules.points, rules.groups))
-        model = replace(model, penalty=penalty, price=price, points=points, groups=groups)
     return model, scale
+
+
+def add_rules(model: Model, rules: Rules, strength: float) -> Model:
+    """The model with rules of a strength in the units of its masses, infinite where they are constraints."""
+    device, price = model.p.device, min(model.hardness, strength)
+    penalty = FactoredCost.weighted_sum([rules.cost.to(device)], [price])
+    points, groups = ((x.to(device), y.to(device)) for x, y in (rules.points, rules.groups))
+    return replace(model, strength=strength, penalty=penalty, price=price, points=points, groups=groups)
 
 
 def check_resolved(model: Model, spaces: Sequence[Space], options: GWOptions, advice: str) -> None:

@@ -8,7 +8,7 @@ given keep them as way stations of shortest paths, but for components in which n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,19 +49,28 @@ class Support:
         return cls(torch.from_numpy(rows), torch.from_numpy(columns), (len(p), len(q)), spaces)
 
     def restricted(
-        self, spaces: tuple[Space, Space], asked: Any, kinds: tuple[str, str], neighbours: int | None
-    ) -> tuple[tuple[Space, Space], Any]:
-        """The validated spaces, whose distances were asked for as ``kinds``, and the arguments that gradients flow to;
-        refused where a number of ``neighbours`` was given that is too large for the points that are left."""
-        made, changed = list[Space](), dict[str, Any]()
-        for space, mass, index, kind in zip(spaces, "pq", self.sides, kinds, strict=True):
-            found, changed[space.name] = restricted(space, getattr(asked, space.name), index, kind == AUTO)
+        self,
+        spaces: tuple[Space, Space],
+        given: tuple[Any, Any],
+        masses: tuple[Any, Any],
+        kinds: tuple[str, str],
+        neighbours: int | None,
+    ) -> tuple[tuple[Space, Space], tuple[Any, Any], tuple[Any, Any]]:
+        """The validated spaces, whose distances were asked for as ``kinds``, and X, Y, p and q as ``given``, as far as
+        gradients flow to them; refused where a number of ``neighbours`` was given that is too large for the points that
+        are left."""
+        made, left = list[Space](), list[Any]()
+        for space, own, index, kind in zip(spaces, given, self.sides, kinds, strict=True):
+            found, points = restricted(space, own, index, kind == AUTO)
             if neighbours is not None and found.points and found.kind in ON_GRAPHS:
                 validate.neighbours(space.name, neighbours, found.size)
-            given = getattr(asked, mass)
-            changed[mass] = _taken(given, index) if isinstance(given, Tensor) else given
             made.append(found)
-        return (made[0], made[1]), replace(asked, **changed, cost=self.cost(asked.cost))
+            left.append(points)
+        p, q = (
+            _taken(mass, index) if isinstance(mass, Tensor) else mass
+            for mass, index in zip(masses, self.sides, strict=True)
+        )
+        return (made[0], made[1]), (left[0], left[1]), (p, q)
 
     @property
     def sides(self) -> tuple[Tensor, Tensor]:

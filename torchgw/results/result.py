@@ -88,17 +88,17 @@ class Told(NamedTuple):
     def of(cls, solution: CertifiedSolution, request: Request, spaces: Pair) -> Told:
         """Of the solution of a request between these providers."""
         rows, columns = (side * request.mass for side in solution.marginals)
-        p, q = (sent(side, rows.device) for side in request.masses)
+        p, q = (sent(side, rows.device) for side in request.given.masses)
         sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
         few, apart = sampled(sides, request.model.masses)
-        call, basins = request.asked, solution.basins
-        leaves = (getattr(space, "leaf", None) for space in (call.X, call.Y))  # of providers, for gradients
-        given = (*request.arrays, *leaves, call.p, call.q, call.alpha)
+        own, basins = request.given, solution.basins
+        leaves = (getattr(space, "leaf", None) for space in (own.X, own.Y))  # of providers, for gradients
+        given = (*request.arrays, *leaves, own.p, own.q, own.alpha)
         numpy_input = not any(isinstance(each, Tensor) for each in given)
         asked: Sequence[Sequence[Tensor]] = (
             () if request.product else product_moments(request.model, sides),
             looked_at(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
-            [residuals(rows, columns, p, q, request.asked.marginals)],
+            [residuals(rows, columns, p, q, own.marginals)],
             apart,
             [torch.as_tensor(side) for each in basins for side in (each.matching, each.shift) if numpy_input],
         )
@@ -560,7 +560,7 @@ def result_of(
     spaces, graphs : the providers, and how their neighbour graphs were made; ``prepared`` the seconds they took.
     differentiated : what gradients come from, with a gradient mode.
     """
-    mass, model, values, asked = request.mass, request.model, solution.values, request.asked
+    mass, model, values, supervision = request.mass, request.model, solution.values, request.supervision
     unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
     estimated = solution.gradient == "sampled"
     return GWResult(
@@ -597,9 +597,9 @@ def result_of(
         timings={"prepare": prepared} | solution.seconds,
         epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,
         alpha=model.alpha,
-        marginals=asked.marginals,
-        supervised=asked.supervision is not None,
-        constrained=asked.supervision is not None and asked.supervision.strength == math.inf,
+        marginals=request.given.marginals,
+        supervised=supervision is not None,
+        constrained=supervision is not None and supervision.strength == math.inf,
         options=request.options,
         unit=unit if model.alpha == 1 else max(unit, 1.0),
         path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),

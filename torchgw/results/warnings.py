@@ -86,8 +86,7 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
         return slides
     far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
     blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
-    asked = request.asked
-    with_rules = facts_of(asked.options, asked.epsilon) | {"supervision": Fact("rules", "")}
+    with_rules = facts_of(request.requested_options, request.epsilon) | {"supervision": Fact("rules", "")}
     more = "Known pairs or labels (supervision=), a feature of both sides (cost=, alpha=0.99), "
     if excluded(with_rules) is not None:  # solved for distances alone
         more = ""
@@ -121,7 +120,7 @@ def sliding(result: GWResult) -> str:
 def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Which epsilon to take, where a given one blurs what a smaller one would tell apart."""
     gain, left = result.gain, solution.certificate.gap / float(request.model.weight(1.0))
-    given = not result.path and result.strategy != "low-rank" and request.asked.gradient_mode is None
+    given = not result.path and result.strategy != "low-rank" and request.gradient_mode is None
     if not (given and result.epsilon > MUCH * gain and left > MISSED * gain):
         return ""
     points, weight = spread_over(solution.marginals[0], LOOKED_AT)
@@ -138,7 +137,7 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
 
 def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Why the gradient was sampled, where that was not asked for, and what to pass instead."""
-    if result.gradient != "sampled" or request.asked.options.gradient == "sampled":
+    if result.gradient != "sampled" or request.requested_options.gradient == "sampled":
         return ""
     remedy = (
         "points with distances='landmark' or EuclideanDistances(points, squared=True) have factors, for which it is "
