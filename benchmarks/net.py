@@ -473,7 +473,7 @@ def _problem(kind: str, text: str, make: Callable[[], Instance], slow: bool = Fa
 
 def of_graphs() -> Iterator[NetProblem]:
     """Graphs of thirty to four hundred nodes by adjacency, some edges added or removed; real ones among them."""
-    for at, (kind, n) in enumerate(itertools.product(graphs.MADE, (30, 60, 100, 150, 200, 400))):
+    for at, (kind, n) in enumerate(itertools.product(graphs.MADE, (30, 60, 100, 200, 400))):
         share, add, weights = graphs.SHARES[(at + at // 4) % 4], at % 2 == 0, at // 3 % 2 == 1
         text = f"{kind} {n}{' weighted' if weights else ''}, {share:.0%} {'added' if add else 'removed'}, seed {at}"
         make = partial(graph_pair, kind, n, share, add, weights, at)
@@ -494,8 +494,8 @@ def of_directed() -> Iterator[NetProblem]:
 def of_rewired() -> Iterator[NetProblem]:
     """Adjacencies of which some edges go elsewhere, to a thousand nodes; and sparse matrices of them."""
     listed = (
-        *(("small world", 200, 0.15), ("grid", 196, 0.05), ("grid", 100, 0.15), ("tree", 200, 0.05)),
-        *(("caveman", 96, 0.05), ("regular", 100, 0.05), ("dense power law", 300, 0.25)),
+        *(("caveman", 96, 0.05), ("regular", 100, 0.05), ("grid", 100, 0.15), ("grid", 196, 0.05)),
+        *(("small world", 200, 0.15), ("tree", 200, 0.05), ("dense power law", 300, 0.25)),
         *(("dense power law", 1000, 0.15), ("dense power law", 1000, 0.25), ("small world", 1000, 0.05)),
         *(("geometric", 1000, 0.05), ("blocks", 1000, 0.1), ("preferential", 1000, 0.1)),
         *(("grid", 1024, 0.05), ("caveman", 1000, 0.05), ("tree", 1000, 0.02)),
@@ -515,7 +515,7 @@ def of_rewired() -> Iterator[NetProblem]:
 
 def of_small() -> Iterator[NetProblem]:
     """The suite ``small`` to a thousand points."""
-    for n, kind in itertools.product((30, 60, 100, 200, 400), small.KINDS):
+    for n, kind in itertools.product((30, 100, 200, 400), small.KINDS):
         slow = kind in small.ADJACENCY and n >= 200
         yield _problem("small", f"{kind}, {n}", partial(small_pair, kind, n), slow)
     for kind in ("cloud in R^2", "ring", "squared"):
@@ -533,7 +533,7 @@ def of_assignment() -> Iterator[NetProblem]:
 def of_parts() -> Iterator[NetProblem]:
     """Parts in wholes, and a spiral of which a part is missing."""
     for d, n, k, noise in ((2, 40, 14, 0.003), (2, 60, 20, 0.0), (3, 60, 20, 0.0), (2, 150, 60, 0.0)):
-        for seed in range(5):
+        for seed in range(3):
             make = partial(part, d, n, k, noise, seed)
             yield _problem("parts", f"{k} of {n} points in R^{d}, noise {noise:g}, seed {seed}", make)
     for model in ("partial", "unbalanced"):
@@ -568,7 +568,7 @@ def of_hops() -> Iterator[NetProblem]:
 
 def of_epsilons() -> Iterator[NetProblem]:
     """Named epsilons on hop counts, cosines, clouds and graphs."""
-    for epsilon in (0.0, 5e-4, 2e-3, 1e-2, 5e-2):
+    for epsilon in (0.0, 5e-4, 2e-3, 2e-2):
         for n in (100, 300):
             hops = partial(noisy_hops, n, n, n // 15, 0.5, 5, epsilon=epsilon)
             yield _problem("epsilons", f"hops {n}, epsilon {epsilon:g}", hops)
@@ -589,7 +589,7 @@ def of_epsilons() -> Iterator[NetProblem]:
 
 def of_clouds() -> Iterator[NetProblem]:
     """Gaussian clouds, words and pixels, and their copies; independent skewed clouds; views of tables."""
-    for seed, (d, noise) in enumerate(itertools.product((2, 3, 10, 50), (0.0, 0.01, 0.1))):
+    for seed, (d, noise) in enumerate(itertools.product((2, 3, 10, 50), (0.01, 0.1))):
         yield _problem("clouds", f"R^{d}, 300, noise {noise:g}, seed {seed}", partial(cloud, 300, d, noise, seed))
     for seed, (n, d, noise) in enumerate(((1000, 2, 0.01), (1000, 3, 0.03), (1000, 10, 0.01), (3000, 3, 0.01))):
         make = partial(cloud, n, d, noise, seed)
@@ -650,7 +650,7 @@ def of_models() -> Iterator[NetProblem]:
     for name, (marginals, alpha) in listed.items():
         prices = () if marginals is None else marginals.weights
         kl = any(0 < price < np.inf for price in prices) and not name.startswith("total")
-        for seed, epsilon in ((0, 0.0), (1, 0.0), (2, 5e-3)):
+        for seed, epsilon in ((0, 0.0), (1, 5e-3)):
             if (kl or alpha == 0) and epsilon == 0:
                 epsilon = 1e-2 / (seed + 1)
             if name.startswith("total"):
