@@ -57,11 +57,7 @@ MEDOID_ROUNDS = 20
 
 
 def solve_low_rank(
-    source: DistanceProvider,
-    target: DistanceProvider,
-    p: Tensor,
-    q: Tensor,
-    epsilon: float,
+    problem: Factored,
     options: LowRankOptions,
     generator: torch.Generator,
     *,
@@ -72,9 +68,7 @@ def solve_low_rank(
 
     Parameters
     ----------
-    source, target : spaces of N and K points with factors of rank r_X, r_Y.
-    p, q : masses (N,), (K,) of sum 1 in float64, all above zero, on the device to use.
-    epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
+    problem : between N and K points with factors of rank r_X, r_Y.
     options : rank, at most the number of points in either space, step sizes and stopping.
     generator : breaks the ties between equal components.
     start : Q (N, r), R (K, r), g (r,) to begin with, see `warm_factors`.
@@ -83,7 +77,7 @@ def solve_low_rank(
     -----
     O((N + K) r (r + r_X + r_Y)) time for each iteration and O((N + K) (r + r_X + r_Y)) memory, in float64.
     """
-    problem = Factored.of(source, target, p, q, epsilon)
+    p, q, epsilon = problem.p, problem.q, problem.epsilon
     start = perturbed(LowRankFactors(*(side.double() for side in start)), p, q, generator)
     watch, history, noise = Watch() if watch is None else watch, History(), ROUNDING * problem.constant
 
@@ -194,9 +188,9 @@ class Factored:
 
     F, G : factors (N, r_X), (K, r_Y).
     s, t : signs (r_X,), (r_Y,).
-    p, q : masses (N,), (K,).
+    p, q : masses (N,), (K,) of sum 1 in float64, all above zero, on the device to use.
     constant : mean squared distances of both sides, summed: the part of the value that no plan changes.
-    epsilon : weight of the entropy.
+    epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
     """
 
     F: Tensor

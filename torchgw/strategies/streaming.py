@@ -110,12 +110,11 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
         problem.spaces,
         problem.controls,
         model.masses if model.fixed else read.marginals,
-        read.linear,
-        read.penalty,
         problem.options.max_memory if problem.exact or max(n, k) <= FEW_POINTS else 0,
         problem.generator,
         ranks,
     )
+    found = replace(found, linear=read.linear, penalty=read.penalty)
     totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
     quadratic = found.quadratic
     del found
