@@ -92,7 +92,9 @@ class Transported(NamedTuple):
 
 
 class Inner(Protocol):
-    """Solves linear problems of a model."""
+    """Solves linear problems of a model, on the way to its epsilon."""
+
+    model: Model
 
     def solved(
         self,

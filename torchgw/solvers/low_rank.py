@@ -41,7 +41,7 @@ from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.low_rank import LowRankFactors, Projection, project, round_factors
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import DistanceProvider
@@ -79,7 +79,7 @@ def solve_low_rank(
     """
     p, q, epsilon = problem.p, problem.q, problem.epsilon
     start = perturbed(LowRankFactors(*(side.double() for side in start)), p, q, generator)
-    watch, history, noise = Watch() if watch is None else watch, History(), ROUNDING * problem.constant
+    loop, noise = Loop(watch or Watch(), History(), options.max_iter), ROUNDING * problem.constant
 
     def projected(logs: LowRankFactors) -> Projection:
         return project(logs, p, q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
@@ -122,7 +122,7 @@ def solve_low_rank(
         status = Status.SETTLED if change <= options.tol else None
         return state, Check(point.value, residual, epsilon), status
 
-    state, status = iterate(MirrorState, step, begin, watch, history, options.max_iter)
+    state, status = iterate(MirrorState, step, begin, loop)
     rounded = round_factors(state.point.factors, p, q)
     return Solution(
         coupling=LowRankCoupling(*rounded),
@@ -132,7 +132,7 @@ def solve_low_rank(
         status=status if state.residual <= USABLE else Status.MARGINALS,
         n_iter=state.n_iter,
         n_iter_sinkhorn=state.n_iter_sinkhorn,
-        history=history,
+        history=loop.history,
         last_change=state.last_change,
     )
 
