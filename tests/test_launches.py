@@ -88,7 +88,7 @@ def parts_of_a_streaming_solve(device: str, kernel: TileKernel) -> dict[str, Cal
     return {
         "cells": lambda: bisect(A, 16).cells(4).means(A, p),
         "score": lambda: factored_score(FactoredCost(f, g, A, B), p, q, 1.0, 1e-6).A,
-        "tiles": lambda: choose_tiles(A, B, f, g, p, q, 64, 1e-3)[0].column,
+        "tiles": lambda: choose_tiles(A, B, f, g, (p, q), 64, 1e-3)[0].column,
         "steps": lambda: torch.cat(swept(kernel, A, B, tiles, f, g, p, q)[:2]),
         "rounded": lambda: round_tiles(kernel, A, B, tiles, f, g, p, q).rows,
     }

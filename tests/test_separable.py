@@ -98,7 +98,7 @@ def test_what_moves_is_within_the_bound_and_the_rounded_plan_is_exact(dtype: tor
     q = plan.sum(0)
     rows, columns = bisect(A, 16, 32).order, bisect(B, 20, 32).order
     A, B, f, g, q = A[rows].to(dtype), B[columns].to(dtype), f[rows], g[columns], q[columns]
-    tiles, omitted, moved, _, cross = choose_tiles(A, B, f, g, p, q, 32, 1e-3)
+    tiles, omitted, moved, _, cross = choose_tiles(A, B, f, g, (p, q), 32, 1e-3)
     tiles = replace(tiles, separable=True)
     rounded = round_tiles(KERNEL, A, B, tiles, f, g, p, q)
     coupling = rounded.coupling(A, B)

@@ -115,7 +115,7 @@ class StoredInner:
     """Stores score and plan, 8 bytes for each pair in float32, and reuses both, with the masses in their dtype."""
 
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
-        self.kernel, self.model, self.options = kernel, model, options
+        self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
         self._score, self._plan = torch.empty(0), torch.empty(0)
 
     def solved(
@@ -129,14 +129,13 @@ class StoredInner:
         assert warm.epsilon is not None
         score, plan = self._memory(cost.a, len(cost.b))
         ratio, at = temperatures(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
-        begun = _begun(
-            self.kernel, *ends_of(self.model, cost.a.dtype), cost, warm.f, warm.g, ratio, at, sums, score, plan
-        )
+        start = Start(cost, warm.f, warm.g)
+        begun = _begun(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
         found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
         ahead = gradient.bare if plan.is_cuda and isinstance(gradient, ExactGradient) else None
         begun = begun._replace(scaled=found.scaled)
-        f, g, told, following = _ended(score, plan, begun, terms, *masses, marginals, at, ahead)
+        f, g, told, following = _ended(score, plan, begun, terms, masses, marginals, at, ahead)
         return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
@@ -187,32 +186,21 @@ def temperatures(
     return 1.0 if ratio == 1 else numbers[0], numbers[1]
 
 
-def ends_of(model: Model, dtype: torch.dtype) -> tuple[Model | None, tuple[Tensor, Tensor], tuple[Side, Side] | None]:
-    """The model where its sides belong to a cost, the logarithms of its masses, and its sides where they do not."""
-    return (None, model.logs, model.hard_sides(dtype)) if model.fixed else (model, model.logs, None)
-
-
 @replayed("score", "plan")
 def _begun(
     kernel: Kernel,
-    model: Model | None,
-    logs: tuple[Tensor, Tensor],
-    sides: tuple[Side, Side] | None,
-    cost: FactoredCost,
-    f: Tensor,
-    g: Tensor,
+    model: Model,
+    start: Start,
     ratio: float | Tensor,
     epsilon: float | Tensor,
     sums: tuple[Tensor, Tensor] | None,
     score: Tensor,
     plan: Tensor,
 ) -> Begun:
-    """The problem of a cost from warm potentials of ``ratio`` times its epsilon."""
-    centred, *shifts, f, g = brought(cost, f, g, ratio, epsilon, logs)
-    if sides is None:
-        assert model is not None
-        assert isinstance(epsilon, float)
-        sides = model.sides(epsilon, centred, f.dtype)
+    """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon."""
+    assert start.cost is not None
+    centred, *shifts, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
+    sides = model.sides(epsilon, centred, f.dtype)
     linear = Linear.of(centred, epsilon, *sides)
     if sums is not None:
         f, g = linear.settled(sums, f, g)
@@ -238,14 +226,13 @@ def _ended(
     plan: Tensor,
     begun: Begun,
     terms: tuple[Tensor, Tensor],
-    p: Tensor,
-    q: Tensor,
+    masses: tuple[Tensor, Tensor],
     marginals: Marginals,
     epsilon: float | Tensor,
     gradient: ExactGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
     """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
-    f, g, largest = closed(plan, begun.scaled)
+    (p, q), (f, g, largest) = masses, closed(plan, begun.scaled)
     rounded(plan, p, q, marginals)
     value = begun.cost.scored(_overlap(score, plan), epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
@@ -310,7 +297,7 @@ class StreamedInner:
         if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
             return all_tiles(len(A), len(B), TILE, A.device)
         A, B = self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
-        return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted, self.ranks)[0]
+        return choose_tiles(A, B, f, g, self.model.masses, TILE, self.omitted, self.ranks)[0]
 
 
 def _overlap(score: Tensor, plan: Tensor) -> Tensor:

@@ -295,20 +295,20 @@ def kept_tiles(
     if share == 0 or n * k <= EVERY_PAIR:
         return all_tiles(n, k, TILE, A.device), 0.0
     if n * k < SEPARABLE_PAIRS.get(A.device.type, 0.0):
-        return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
+        return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
     for size in SIZES:
         squares = [_usual_square(side, count, size, ranks) for side, count in ((A, n), (B, k))]
         if USUALLY_ABOVE * LN2**2 / 2 * squares[0] * squares[1] <= DISPLACED * share:
             # What a run loses could all be of one of its points.
             left = min((1 - DISPLACED) * share, LEFT_OF_POINT / size)
-            found = choose_tiles(A, B, f, g, p, q, size, left, ranks)
+            found = choose_tiles(A, B, f, g, (p, q), size, left, ranks)
             if (
                 found.displaced <= DISPLACED * share
                 and found.displaced_in_run <= DISPLACED_IN_RUN
                 and found.cross <= CROSS_BITS
             ):
                 return replace(found.tiles, separable=True), found.omitted + found.displaced
-    return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
+    return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
 
 
 def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
