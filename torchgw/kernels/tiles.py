@@ -115,6 +115,21 @@ class Tiles:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
 
 
+class TiledPlan(NamedTuple):
+    """The plan 2^(A B^T + f + g) on kept tiles.
+
+    A, B : factors (N, r), (K, r) of the score, or the ranks' shares of them by `UNIT`.
+    f, g : base-2 potentials (N,), (K,).
+    tiles : those that are kept.
+    """
+
+    A: Tensor
+    B: Tensor
+    f: Tensor
+    g: Tensor
+    tiles: Tiles
+
+
 @replayed()
 def _pairs(tiles: Tiles) -> Tensor:
     """How many pairs of points the kept tiles hold, ()."""

@@ -19,7 +19,7 @@ from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
-from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, choose_tiles
+from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, choose_tiles
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient
@@ -272,8 +272,8 @@ class StreamedInner:
         state = self.potentials(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
         tiles = self.tiles(A, B, state.f, state.g)
         (p, q), left, right = model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
-        f, g = state.f.double(), state.g.double()
-        rounded = round_tiles(self.tiled, left, right, tiles, f, g, p, q, model.marginals, left, right)
+        plan = TiledPlan(left, right, state.f.double(), state.g.double(), tiles)
+        rounded = round_tiles(self.tiled, plan, p, q, model.marginals, left, right)
         overlap = rounded.core.trace() + (rounded.x @ A.double()) @ (rounded.y @ B.double())
         p, q = model.masses_in(A.dtype)
         value = centred.scored(overlap.to(A.dtype), epsilon, p, q)

@@ -23,7 +23,7 @@ from torchgw.kernels import LN2
 from torchgw.kernels.blocks import blocks, points_at_once
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.sums import BLOCK_POINTS, inner_product
-from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, centres, choose_tiles
+from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
@@ -135,7 +135,7 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
         certificate=certificate,
         ladder=state.rungs,
         omitted=kept.omitted,
-        evaluated=kept.tiles.pairs / (n * k),
+        evaluated=kept.plan.tiles.pairs / (n * k),
     )
 
 
@@ -143,20 +143,14 @@ class Kept(NamedTuple):
     """The last potentials on the tiles that hold mass, in the order of these.
 
     rows, columns : the orders (N,), (K,), position to point.
-    A, B : factors (N, r), (K, r) of the score, the ranks' shares by `UNIT`.
-    f, g : base-2 potentials (N,), (K,).
-    tiles : those that are kept.
+    plan : what they stand for there.
     omitted : bound on the mass that this leaves out or moves.
     precision_warning : why float32 could not carry the score, or None.
     """
 
     rows: Tensor
     columns: Tensor
-    A: Tensor
-    B: Tensor
-    f: Tensor
-    g: Tensor
-    tiles: Tiles
+    plan: TiledPlan
     omitted: float
     precision_warning: str | None
 
@@ -180,7 +174,8 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     largest, *more = fetched(torch.stack(told))[0].tolist()
     for raised in more:
         omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
-    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, largest))
+    plan = TiledPlan(A, B, f, g, tiles)
+    return Kept(rows, columns, plan, omitted, _precision_warning(score, problem.options, largest))
 
 
 @replayed()
@@ -226,8 +221,7 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
         for side, parts, order in sides
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
-    ends = kept.A, kept.B, kept.tiles, kept.f, kept.g
-    found = round_tiles(kernel, *ends, p, q, model.marginals, left, right)
+    found = round_tiles(kernel, kept.plan, p, q, model.marginals, left, right)
     x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
     core, inner, marginals = _products(found.core, x, y, ranks)
     i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.factored else None
@@ -265,7 +259,7 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
 
 def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
-    A, B = ranks.joined(kept.A, len(rows), UNIT), ranks.joined(kept.B, len(columns), UNIT)
+    A, B = ranks.joined(kept.plan.A, len(rows), UNIT), ranks.joined(kept.plan.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns)
 
 
