@@ -10,12 +10,14 @@ Sinkhorn iteration", 2017, algorithm 2.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.shared import TileReader
@@ -158,13 +160,11 @@ class RoundedTiles(NamedTuple):
     ) -> TiledCoupling:
         """As a coupling with the factors (N, r), (K, r) of the score; the orders give the user's index of each
         position, the same by default."""
-        n, k, device, tiles = len(A), len(B), A.device, self.tiles
-        return TiledCoupling(
-            *(A, B, self.f, self.g, self.x, self.y),
-            torch.arange(n, device=device) if row_order is None else row_order,
-            torch.arange(k, device=device) if column_order is None else column_order,
-            *(torch.tensor(tiles.size), tiles.first, tiles.column, torch.tensor(tiles.separable)),
-        )
+        n, k, device = len(A), len(B), A.device
+        rows = torch.arange(n, device=device) if row_order is None else row_order
+        columns = torch.arange(k, device=device) if column_order is None else column_order
+        tiles = replace(self.tiles, n=n, k=k)  # without what these have computed
+        return TiledCoupling(FactoredPlan(A, B, self.f, self.g, self.x, self.y, rows, columns, tiles=tiles))
 
 
 @replayed()
