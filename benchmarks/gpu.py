@@ -258,7 +258,7 @@ def _tiles(n: int, rank: int) -> Rows:
     A = 20 * (place * waves).sin() / waves
     g = -A.square().sum(1).double() / 2
     f, p = g - n.bit_length(), torch.full((n,), 1 / n, device=CUDA, dtype=torch.float64)
-    chosen = choose_tiles(A, A, f, g, p, p, 128, 1e-4)[0]
+    chosen = choose_tiles(A, A, f, g, (p, p), 128, 1e-4)[0]
     kernel = softmin_tiles.choose("triton", Workload(CUDA, torch.float32, (n, n), rank)).function
     rates = {dtype: kernels.Rates(CUDA, dtype).product for dtype in (torch.float32, torch.float64)}
     calls: list[tuple[str, Callable[[], object], float]] = [

@@ -16,9 +16,11 @@ from scipy.sparse import csr_matrix
 
 from torchgw import Balanced, EuclideanDistances, Partial, PrecomputedDistances, SemiRelaxed, SeparableLoss, Unbalanced
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral
+from torchgw.kernels.tiles import Tiles
 from torchgw.losses import SQUARE
 from torchgw.marginals import Marginals
 
@@ -192,14 +194,8 @@ def tiled_coupling(n: int, k: int, r: int, seed: int, size: int = 4) -> TiledCou
     count = kept.sum(1)
     first = torch.cat((count.new_zeros(1), count.cumsum(0)))
     orders = torch.randperm(n, generator=gen), torch.randperm(k, generator=gen)
-    return TiledCoupling(
-        **plain,
-        row_order=orders[0],
-        column_order=orders[1],
-        tile_size=torch.tensor(size),
-        tile_first=first,
-        tile_column=kept.nonzero()[:, 1],
-    )
+    tiles = Tiles(size, n, k, first, kept.nonzero()[:, 1])
+    return TiledCoupling(FactoredPlan(**plain, row_order=orders[0], column_order=orders[1], tiles=tiles))
 
 
 def dense_coupling(n: int, k: int, seed: int) -> DenseCoupling:

@@ -226,9 +226,9 @@ def test_a_streamed_plan_has_the_certificate_of_the_stored_one() -> None:
     factors = [space.factors() for space in spaces]
     x, y = (Control(*f, factored_mean_squares(*f, mass)) for f, mass in zip(factors, (P, Q), strict=True))
     product = x.F.T @ stored.apply(y.F, 1)
-    factored = read_streamed(stored, product, spaces, (x, y), (P, Q), 0.0, 0.0, 0, gen)
-    plain = read_streamed(stored, None, spaces, (x, y), (P, Q), 0.0, 0.0, 2**30, gen)
-    sampled = read_streamed(stored, None, spaces, (x, y), (P, Q), 0.0, 0.0, 0, gen)
+    factored = read_streamed(stored, product, spaces, (x, y), (P, Q), 0, gen)
+    plain = read_streamed(stored, None, spaces, (x, y), (P, Q), 2**30, gen)
+    sampled = read_streamed(stored, None, spaces, (x, y), (P, Q), 0, gen)
     assert factored.quadratic.value == pytest.approx(value, rel=1e-10)
     assert plain.quadratic.value == pytest.approx(value, rel=1e-10)
     torch.testing.assert_close(factored.cost.rows(slice(None)), whole.cost.rows(slice(None)))

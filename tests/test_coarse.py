@@ -224,7 +224,7 @@ def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_on
         device = torch.device("cuda")
         space, mass = EuclideanDistances(points).to(device, F64), torch.full((150,), 1 / 150, dtype=F64).to(device)
         given, before = (Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), torch.Generator(device)), simulation.n_waits
-        found = coarse_basins(space, space, mass, mass, *given)
+        found = coarse_basins((space, space), (mass, mass), *given)
         waits = simulation.n_waits - before
     assert list(found.kinds) == list(KINDS)
     assert waits == 3  # for the first kind's landmarks, the others', and all basins
@@ -233,7 +233,7 @@ def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_on
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:
     two, mass = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64), torch.full((2,), 0.5, dtype=F64)
     space, options = PrecomputedDistances(two.numpy()), CoarseOptions(n_landmarks=10**6, n_starts=4)
-    found = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, options, generator())
+    found = coarse_basins((space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, options, generator())
     (basins,) = found.kinds.values()
     assert sum(basin.count for basin in basins) == 3 * 4 * 30
 
@@ -243,7 +243,7 @@ def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies()
     graph, D = path_graph(list(rng.uniform(0.5, 1.5, size=39) * np.linspace(0.3, 2.0, 39)))
     space = PrecomputedDistances(D)
     mass = torch.full((40,), 1 / 40, dtype=F64)
-    found = coarse_basins(space, space, mass, mass, Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator())
+    found = coarse_basins((space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator())
     (basins,) = found.kinds.values()
     assert len(basins) == 2
     assert basins[0].energy < 0.2 * basins[1].energy

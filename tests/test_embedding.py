@@ -18,6 +18,7 @@ from tests.problems import generator, path_graph
 from tests.test_examples import DOCS, run_blocks
 from torchgw import ConvergenceWarning, GraphWarning, GWResult, PrecomputedDistances, gw_align
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
@@ -25,6 +26,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.embedding import eigen
 from torchgw.embedding.graph import affinities, matrix_graph
 from torchgw.embedding.joint import JointEmbedding, joint_embedding
+from torchgw.kernels.tiles import Tiles
 from torchgw.spaces.graph import build_graph
 
 SIZES = (140, 170, 150)
@@ -208,7 +210,8 @@ def tiled(plan: PotentialCoupling) -> TiledCoupling:
     n, k = plan.shape
     size = 64
     rows, columns = -(-n // size), -(-k // size)
-    return TiledCoupling(
+    tiles = Tiles(size, n, k, torch.arange(rows + 1) * columns, torch.arange(columns).repeat(rows))
+    factored = FactoredPlan(
         plan.A,
         plan.B,
         plan.f,
@@ -217,10 +220,9 @@ def tiled(plan: PotentialCoupling) -> TiledCoupling:
         torch.full((k,), 1 / k, dtype=torch.float64),
         torch.randperm(n, generator=generator()),
         torch.randperm(k, generator=generator(1)),
-        torch.tensor(size),
-        torch.arange(rows + 1) * columns,
-        torch.arange(columns).repeat(rows),
+        tiles=tiles,
     )
+    return TiledCoupling(factored)
 
 
 def low_rank(n: int, k: int) -> LowRankCoupling:

@@ -17,7 +17,8 @@ from torchgw.persist.watch import Watch
 from torchgw.search import every_point
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import cells_of
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.strategies import dense
 
@@ -87,7 +88,8 @@ def test_beside_far_points_nothing_is_above_conditional_gradients_from_the_produ
     masses = torch.from_numpy(p / p.sum()), torch.full((240,), 1 / 240, dtype=torch.float64)
     spaces = (PrecomputedDistances.stored_matrix(torch.from_numpy(D), 1.0) for D in (DX, DY))
     gradient, product = ExactGradient(*spaces, *masses), torch.outer(*masses)
-    end, _ = frank_wolfe(gradient, product, torch.zeros(240), *masses, 1e-6, 0.0, 200, History(), Watch())
+    loop = Loop(Watch(), History(), 200, 1e-6)
+    end, _ = frank_wolfe(gradient, product, torch.zeros(240), TransportPlans(*masses), loop)
     assert found.value <= end.value * (1 + 1e-6)
     assert found.converged
 

@@ -35,7 +35,7 @@ from torchgw import (
 from torchgw.couplings.rounding import residuals, round_tiles
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_tiles import choose
-from torchgw.kernels.tiles import all_tiles
+from torchgw.kernels.tiles import TiledPlan, all_tiles
 from torchgw.marginals import Marginals
 
 RNG = np.random.default_rng(0)
@@ -135,7 +135,8 @@ def test_rounding_takes_nothing_from_a_plan_for_one_point_of_next_to_no_mass() -
     p[0] = 1e-38
     A, B = torch.zeros(40, 1, dtype=torch.float64), torch.zeros(50, 1, dtype=torch.float64)
     kernel = choose("eager", Workload(A.device, A.dtype, (40, 50), 1)).function
-    found = round_tiles(kernel, A, B, all_tiles(40, 50, 32, A.device), p.log2(), q.log2(), p, q)
+    plan = TiledPlan(A, B, p.log2(), q.log2(), all_tiles(40, 50, 32, A.device))
+    found = round_tiles(kernel, plan, p, q)
     assert float(found.rows.sum() - found.x.sum() * found.y.sum()) > 1 - 1e-9
     assert found.residual < 1e-9
 

@@ -17,7 +17,7 @@ from torchgw.diagnostics.status import History
 from torchgw.persist.codec import STORABLE, decode, encode
 from torchgw.persist.watch import Watch
 from torchgw.request import request
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Kept:
 def test_every_check_is_in_the_history_and_the_callback_hears_it() -> None:
     told: list[Progress] = []
     history = History()
-    state, status = iterate(Halving, halve, Halving, Watch(told.append), history, 10)
+    state, status = iterate(Halving, halve, Halving, Loop(Watch(told.append), history, 10))
     assert (state.x, state.n_iter, status) == (1 / 8, 3, Status.SETTLED)
     assert history.iteration == [1, 2, 3]
     assert history.cost == [1 / 2, 1 / 4, 1 / 8]
@@ -68,21 +68,21 @@ def test_every_check_is_in_the_history_and_the_callback_hears_it() -> None:
 def test_a_loop_ends_at_its_limit_and_counts_on_from_earlier_ones() -> None:
     told: list[Progress] = []
     history = History()
-    assert iterate(Halving, halve, Halving, Watch(), history, 2)[1] is Status.MAX_ITER
-    state, status = iterate(Halving, halve, lambda: Halving(x=4.0), Watch(told.append), history, 2)
+    assert iterate(Halving, halve, Halving, Loop(Watch(), history, 2))[1] is Status.MAX_ITER
+    state, status = iterate(Halving, halve, lambda: Halving(x=4.0), Loop(Watch(told.append), history, 2))
     assert (state.x, state.n_iter, status) == (1.0, 2, Status.MAX_ITER)
     assert history.iteration == [1, 2, 3, 4]
     assert [each.max_iter for each in told] == [4, 4]
-    iterate(Halving, halve, Halving, Watch(told.append), history, 1, limit=7)
+    iterate(Halving, halve, Halving, Loop(Watch(told.append), history, 1), limit=7)
     assert told[-1].max_iter == 7
-    iterate(Halving, halve, Halving, Watch(told.append), history, 3, limit=7)
+    iterate(Halving, halve, Halving, Loop(Watch(told.append), history, 3), limit=7)
     assert (told[-1].iteration, told[-1].max_iter) == (8, 8)
-    assert iterate(Halving, halve, Halving, Watch(), History(), 0) == (Halving(), Status.MAX_ITER)
+    assert iterate(Halving, halve, Halving, Loop(Watch(), History(), 0)) == (Halving(), Status.MAX_ITER)
 
 
 def test_a_loop_without_a_limit_ends_by_itself() -> None:
     told: list[Progress] = []
-    state, status = iterate(Halving, halve, Halving, Watch(told.append), History(), None)
+    state, status = iterate(Halving, halve, Halving, Loop(Watch(told.append), History(), None))
     assert (state.n_iter, status) == (3, Status.SETTLED)
     assert all(each.iteration <= each.max_iter for each in told)
 
@@ -93,14 +93,14 @@ def test_a_step_between_checks_leaves_no_entry() -> None:
         return state, check if state.n_iter % 3 == 0 else None, None
 
     history = History()
-    iterate(Halving, now_and_then, Halving, Watch(), history, 7)
+    iterate(Halving, now_and_then, Halving, Loop(Watch(), history, 7))
     assert history.iteration == [3, 6]
 
 
 def test_a_cancelled_loop_returns_its_last_state_and_offers_it_once() -> None:
     kept = Kept()
     watch = Watch(lambda told: told.iteration == 2, kept)
-    state, status = iterate(Halving, halve, Halving, watch, History(), 10)
+    state, status = iterate(Halving, halve, Halving, Loop(watch, History(), 10))
     assert (state.n_iter, status) == (2, Status.CANCELLED)
     assert kept.offered == [(Halving(n_iter=1, x=1 / 2), [1 / 2], False), (state, [1 / 2, 1 / 4], True)]
 
@@ -108,7 +108,7 @@ def test_a_cancelled_loop_returns_its_last_state_and_offers_it_once() -> None:
 def test_a_loop_that_is_cancelled_before_it_begins_has_something_to_return() -> None:
     watch = Watch()
     watch.stop()
-    state, status = iterate(Halving, halve, Halving, watch, History(), 10)
+    state, status = iterate(Halving, halve, Halving, Loop(watch, History(), 10))
     assert (state.n_iter, status) == (1, Status.CANCELLED)
 
 
@@ -119,7 +119,7 @@ def test_a_loop_goes_on_from_what_was_kept_without_beginning_again() -> None:
     entries = History([1], [1 / 2], [1.0], [0.1], [5.0])
     history = History()
     state, status = iterate(
-        Halving, halve, begin, Watch(None, Kept((Halving(n_iter=1, x=1 / 2), entries))), history, 10
+        Halving, halve, begin, Loop(Watch(None, Kept((Halving(n_iter=1, x=1 / 2), entries))), history, 10)
     )
     assert (state, status) == (Halving(n_iter=3, x=1 / 8), Status.SETTLED)
     assert history.iteration == [1, 2, 3]
@@ -130,7 +130,7 @@ def test_a_loop_goes_on_from_what_was_kept_without_beginning_again() -> None:
 def test_a_loop_refuses_the_state_of_another_one() -> None:
     watch = Watch(None, Kept((State(n_iter=1), History())))
     with pytest.raises(TypeError, match="a stage has one loop, but a Halving found a State in it"):
-        iterate(Halving, halve, Halving, watch, History(), 10)
+        iterate(Halving, halve, Halving, Loop(watch, History(), 10))
 
 
 FEW = StoppingOptions(max_iter=5)

@@ -22,7 +22,7 @@ from torchgw.couplings.rounding import round_tiles, swept
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.softmin_tiles import reference, triton
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
-from torchgw.kernels.tiles import all_tiles, choose_tiles
+from torchgw.kernels.tiles import TiledPlan, all_tiles, choose_tiles
 from torchgw.runtime import replayed, scratch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import factored_score
@@ -88,9 +88,9 @@ def parts_of_a_streaming_solve(device: str, kernel: TileKernel) -> dict[str, Cal
     return {
         "cells": lambda: bisect(A, 16).cells(4).means(A, p),
         "score": lambda: factored_score(FactoredCost(f, g, A, B), p, q, 1.0, 1e-6).A,
-        "tiles": lambda: choose_tiles(A, B, f, g, p, q, 64, 1e-3)[0].column,
+        "tiles": lambda: choose_tiles(A, B, f, g, (p, q), 64, 1e-3)[0].column,
         "steps": lambda: torch.cat(swept(kernel, A, B, tiles, f, g, p, q)[:2]),
-        "rounded": lambda: round_tiles(kernel, A, B, tiles, f, g, p, q).rows,
+        "rounded": lambda: round_tiles(kernel, TiledPlan(A, B, f, g, tiles), p, q).rows,
     }
 
 

@@ -110,7 +110,7 @@ def solve(
     chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
     starts = (spread_start(spaces, p, q, rank, seed) for seed in range(n_starts))
     return min(
-        (solve_low_rank(*spaces, p, q, epsilon, chosen, generator(), start=start) for start in starts),
+        (solve_low_rank(Factored.of(*spaces, p, q, epsilon), chosen, generator(), start=start) for start in starts),
         key=lambda done: done.energy,
     )
 
@@ -357,7 +357,7 @@ def test_equal_components_are_left_behind() -> None:
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
     product = Factored.of(*spaces, p, p, 0.0).at(alike).value
-    done = solve_low_rank(*spaces, p, p, 0.0, LowRankOptions(rank=5), generator(), start=alike)
+    done = solve_low_rank(Factored.of(*spaces, p, p, 0.0), LowRankOptions(rank=5), generator(), start=alike)
     assert done.energy < 0.3 * product
 
 
@@ -379,7 +379,7 @@ def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
         assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell]]
-    done = solve_low_rank(source, target, p, q, 0.0, options, generator(), start=start)
+    done = solve_low_rank(Factored.of(source, target, p, q, 0.0), options, generator(), start=start)
     assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
@@ -419,14 +419,14 @@ import re, torch
 from pathlib import Path
 from tests.problems import generator
 from tests.test_lowrank import spread_start
-from torchgw.solvers.low_rank import solve_low_rank
+from torchgw.solvers.low_rank import Factored, solve_low_rank
 from torchgw.options import LowRankOptions
 from torchgw.spaces import EuclideanDistances
 x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.6, 0.3])
 spaces = [EuclideanDistances(side, squared=True) for side in (x, x.flip(0, 1))]
 p = torch.full((20000,), 1 / 20000, dtype=torch.float64)
 options = LowRankOptions(rank=20, max_iter=100)
-done = solve_low_rank(*spaces, p, p, 0.0, options, generator(), start=spread_start(spaces, p, p, 20))
+done = solve_low_rank(Factored.of(*spaces, p, p, 0.0), options, generator(), start=spread_start(spaces, p, p, 20))
 error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
 memory = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 print(memory, error, done.energy)

@@ -42,7 +42,7 @@ def sparse(n: int, k: int) -> SparseCoupling:
 def separable(n: int, k: int) -> BlockCoupling:
     held = tiled_coupling(n, k, 4, 2).tensors()
     held |= {"A": 0.2 * held["A"], "B": 0.2 * held["B"], "tile_separable": torch.tensor(True)}
-    return type(tiled_coupling(n, k, 4, 2))(**held)
+    return tiled_coupling(n, k, 4, 2).with_tensors(held)
 
 
 KINDS: dict[str, Callable[[int, int], BlockCoupling]] = {
@@ -85,7 +85,7 @@ def doubled(coupling: BlockCoupling) -> BlockCoupling:
     sides["g"] = column if "Q" not in held else torch.arange(len(held["g"]))
     if isinstance(coupling, DenseCoupling):
         return DenseCoupling(coupling.plan[row][:, column])
-    return type(coupling)(**{name: side[sides[name]] if name in sides else side for name, side in held.items()})
+    return coupling.with_tensors({name: side[sides[name]] if name in sides else side for name, side in held.items()})
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -124,7 +124,7 @@ def test_tiles_of_many_points_are_left_out_by_parts(count: int, monkeypatch: pyt
     given = tiled_coupling(300, 400, 1, 2, 128).tensors()
     order = {name: given[name[:1]][:, 0].argsort() for name in ("A", "B")}
     given |= {"A": 3 * given["A"][order["A"]], "B": 3 * given["B"][order["B"]], "x": 1e-9 * given["x"]}
-    coupling, seen = TiledCoupling(**given), []
+    coupling, seen = TiledCoupling.of(given), []
     within = FactoredPlan.within
     monkeypatch.setattr(FactoredPlan, "within", lambda *on: seen.append(len(on[1]) * len(on[2])) or within(*on))
     found = coupling.top_k(count)[1]

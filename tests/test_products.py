@@ -181,7 +181,7 @@ def streamed() -> GWResult:
     found = gw_align(SPIRAL, ROLL, **{**SMALL, "distances": "landmark"}, options=options)
     assert isinstance(found.coupling, TiledCoupling)
     held = found.coupling.tensors()
-    return replace(found, coupling=TiledCoupling(**held | {name: held[name].float() for name in "AB"}))
+    return replace(found, coupling=TiledCoupling.of(held | {name: held[name].float() for name in "AB"}))
 
 
 READS: dict[str, Callable[[GWResult], object]] = {

@@ -15,7 +15,7 @@ from torchgw.kernels import softmin_tiles
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_tiles import reference, separable
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
-from torchgw.kernels.tiles import Tiles, all_tiles, centres, choose_tiles
+from torchgw.kernels.tiles import TiledPlan, Tiles, all_tiles, centres, choose_tiles
 from torchgw.spaces.hierarchy import bisect
 from torchgw.strategies import streaming
 
@@ -98,9 +98,9 @@ def test_what_moves_is_within_the_bound_and_the_rounded_plan_is_exact(dtype: tor
     q = plan.sum(0)
     rows, columns = bisect(A, 16, 32).order, bisect(B, 20, 32).order
     A, B, f, g, q = A[rows].to(dtype), B[columns].to(dtype), f[rows], g[columns], q[columns]
-    tiles, omitted, moved, _, cross = choose_tiles(A, B, f, g, p, q, 32, 1e-3)
+    tiles, omitted, moved, _, cross = choose_tiles(A, B, f, g, (p, q), 32, 1e-3)
     tiles = replace(tiles, separable=True)
-    rounded = round_tiles(KERNEL, A, B, tiles, f, g, p, q)
+    rounded = round_tiles(KERNEL, TiledPlan(A, B, f, g, tiles), p, q)
     coupling = rounded.coupling(A, B)
     dense = coupling.to_dense()
     whole = ((A.double() @ B.double().T) + rounded.f[:, None] + rounded.g).exp2()
@@ -123,7 +123,7 @@ def test_rounding_in_float32_leaves_no_point_with_more_than_its_mass() -> None:
     f = -math.log2(150) - ((A.double() @ B.double().T) + g).exp2().sum(1).log2()
     plan = ((A.double() @ B.double().T) + f[:, None] + g).exp2()
     p, q = plan.sum(1), plan.sum(0)
-    rounded = round_tiles(KERNEL, A, B, all_tiles(150, 170, 64, torch.device("cpu")), f, g, p, q)
+    rounded = round_tiles(KERNEL, TiledPlan(A, B, f, g, all_tiles(150, 170, 64, torch.device("cpu"))), p, q)
     rows, columns = rounded.rows, rounded.columns
     # Both are float32 sums of the same entries, of all mass 1, and each is off by about half a unit in its last place,
     # to either side. By what their totals differ the rows must be off: what is added has the columns' total.

@@ -23,7 +23,8 @@ from torchgw.objective.permuted import FactoredPermutations, permutations
 from torchgw.persist.watch import Watch
 from torchgw.solvers import frank_wolfe as solver
 from torchgw.solvers import transport_lp
-from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.permutations import permute
 from torchgw.solvers.transport_lp import TransportError, Vertex, blurred_duals, transport
 from torchgw.spaces import PrecomputedDistances
@@ -33,8 +34,8 @@ def descended(
     DX: np.ndarray, DY: np.ndarray, T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, history: History
 ) -> tuple[FrankWolfe, Status]:
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), p, q)
-    settings = {"tol": 1e-6, "least": 1e-15, "max_iter": 100, "history": history, "watch": Watch()}
-    return frank_wolfe(gradient, T, torch.zeros_like(q), p, q, **settings)
+    loop = Loop(Watch(), history, 100, 1e-6, 1e-15)
+    return frank_wolfe(gradient, T, torch.zeros_like(q), TransportPlans(p, q), loop)
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
@@ -384,7 +385,7 @@ def test_permutations_end_where_none_is_better_to_first_order(led: bool) -> None
     found, D, E = permuted(120, led)
     dual, history = torch.zeros(120, dtype=torch.float64), History()
     start = torch.randperm(120, generator=torch.Generator().manual_seed(2))
-    end, status = permute(found, start, dual, 1e-9, 0.0, 100, history, Watch())
+    end, status = permute(found, start, dual, Loop(Watch(), history, 100, 1e-9))
     assert status is Status.STATIONARY
     assert end.whole
     assert history.cost == sorted(history.cost, reverse=True)
@@ -405,7 +406,7 @@ def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
     signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
     convex = FactoredPermutations((F, signs), (F, -signs), p, p)
     start, dual = torch.arange(n), torch.zeros(n, dtype=torch.float64)
-    end, status = permute(convex, start, dual, 1e-9, -1e9, 100, History(), Watch())
+    end, status = permute(convex, start, dual, Loop(Watch(), History(), 100, 1e-9, -1e9))
     assert status is Status.SETTLED
     assert not end.whole
     torch.testing.assert_close(end.cost, convex.at(end.match), rtol=0, atol=1e-12)

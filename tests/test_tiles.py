@@ -150,7 +150,7 @@ class Problem:
         self.mass = _by_tiles(plan, size)
 
     def choose(self, share: float) -> tuple[Tiles, float]:
-        return choose_tiles(self.A, self.B, self.f, self.g, self.p, self.q, self.size, share)[:2]
+        return choose_tiles(self.A, self.B, self.f, self.g, (self.p, self.q), self.size, share)[:2]
 
     def run_masses(self) -> tuple[Tensor, Tensor]:
         return tuple(_by_tiles(side[:, None], self.size)[:, 0] for side in (self.p, self.q))  # type: ignore[return-value]
@@ -199,7 +199,7 @@ def test_the_bound_is_the_mass_where_points_of_a_tile_are_equal() -> None:
     A, B = (torch.randn(5, 2, generator=gen, dtype=F64).repeat_interleave(size, 0)[:points] * 2 for points in (n, k))
     f, g = (torch.randn(points, generator=gen, dtype=F64) - 9 for points in (n, k))
     plan = (A @ B.T + f[:, None] + g).exp2()
-    tiles, omitted = choose_tiles(A, B, f, g, plan.sum(1), plan.sum(0), size, 0.3)[:2]
+    tiles, omitted = choose_tiles(A, B, f, g, (plan.sum(1), plan.sum(0)), size, 0.3)[:2]
     kept = mask_of(tiles)
     held = float(torch.where(kept, 0.0, _by_tiles(plan, size)).sum())
     assert not kept[-1].all()
@@ -216,7 +216,7 @@ def test_the_bound_holds_where_the_mass_is_at_opposite_ends_of_its_tiles() -> No
     A = B = (side * reach)[:, None]
     f = torch.where(side > 0, -20.0 * torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=F64), -torch.inf)
     plan = (A @ B.T + f[:, None] + f).exp2()
-    tiles, omitted = choose_tiles(A, B, f, f, plan.sum(1), plan.sum(0), 2, 0.1)[:2]
+    tiles, omitted = choose_tiles(A, B, f, f, (plan.sum(1), plan.sum(0)), 2, 0.1)[:2]
     held = float(torch.where(mask_of(tiles), 0.0, _by_tiles(plan, 2)).sum())
     assert held > 1e-3 * float(plan.sum())
     assert held <= omitted <= held * 2**0.03
@@ -249,8 +249,8 @@ def test_bounds_in_chunks_choose_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_tiles_chosen_are_those_chosen_on_the_cpu() -> None:
     problem = Problem(200, 170, 8, F64, 1)
     wanted, omitted = problem.choose(1e-3)
-    sides = (problem.A, problem.B, problem.f, problem.g, problem.p, problem.q)
-    found, bound = choose_tiles(*(side.cuda() for side in sides), 8, 1e-3)[:2]
+    sides, masses = (problem.A, problem.B, problem.f, problem.g), (problem.p.cuda(), problem.q.cuda())
+    found, bound = choose_tiles(*(side.cuda() for side in sides), masses, 8, 1e-3)[:2]
     assert torch.equal(found.column.cpu(), wanted.column)
     assert abs(bound - omitted) < 1e-9
 

@@ -27,7 +27,8 @@ from torchgw.solvers import factored_transport as solver
 from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
 from torchgw.solvers.factored_descent import Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import corner, factored_transport, priced
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.minimum_cost_flow import _integers as integers
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
 from torchgw.solvers.pricing import TILE, Order, PricedCost, _RowRun, union
@@ -193,8 +194,9 @@ def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: st
     cost, dual = gradient(DenseCoupling(plan), p), torch.zeros(110, dtype=torch.float64)
     order = Order.of(cost)
     start = Vertex(cost, (c_transform(cost, dual, q), dual), corner(order, plan.argmax(0), p, q))
-    end, _ = descend_between_factors(gradient, start, order, p, q, 1e-6, 1e-15, 100, History(), Watch())
-    other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, p, q, 1e-6, 1e-15, 100, History(), Watch())
+    end, _ = descend_between_factors(gradient, start, order, p, q, Loop(Watch(), History(), 100, 1e-6, 1e-15))
+    loop = Loop(Watch(), History(), 100, 1e-6, 1e-15)
+    other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, TransportPlans(p, q), loop)
     assert end.value == pytest.approx(other.value, rel=1e-5)
     assert end.gap <= 1e-6 * end.value
     assert len(end.plan.mass) < 3 * (90 + 110)

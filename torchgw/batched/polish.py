@@ -18,7 +18,8 @@ from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, gap
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop
 from torchgw.spaces import PrecomputedDistances
 
 MOST_STEPS = 20
@@ -94,17 +95,6 @@ def polish(x: PreparedSpace, y: PreparedSpace, plan: Tensor, dual: Tensor, tol: 
     p, q = torch.from_numpy(x.mass), torch.from_numpy(y.mass)
     spaces = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances), 1.0) for side in (x, y)]
     gradient = ExactGradient(spaces[0], spaces[1], p, q)
-    found, _ = frank_wolfe(
-        gradient,
-        plan,
-        dual + gradient.b,
-        p,
-        q,
-        tol=tol,
-        least=x.rounding + y.rounding,
-        max_iter=MOST_STEPS,
-        history=History(),
-        watch=Watch(),
-        bound_ends=True,
-    )
+    loop = Loop(Watch(), History(), MOST_STEPS, tol, x.rounding + y.rounding)
+    found, _ = frank_wolfe(gradient, plan, dual + gradient.b, TransportPlans(p, q), loop, bound_ends=True)
     return PairPlan.of(x, y, found.plan, found.value, found.gap)

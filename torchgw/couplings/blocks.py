@@ -71,6 +71,10 @@ class BlockCoupling(ABC):
             where = slice(start, min(start + step, n))
             yield where, self.rows(where if points is None else points[where])
 
+    def with_tensors(self, tensors: dict[str, Tensor]) -> Any:
+        """A plan of this kind of other tensors, see `tensors`."""
+        return type(self)(**tensors)
+
     @property
     def device(self) -> torch.device:
         return next(iter(self.tensors().values())).device

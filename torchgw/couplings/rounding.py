@@ -10,16 +10,18 @@ Sinkhorn iteration", 2017, algorithm 2.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.shared import TileReader
-from torchgw.kernels.tiles import Tiles
+from torchgw.kernels.tiles import TiledPlan, Tiles
 from torchgw.marginals import Balanced, Marginals
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
@@ -158,13 +160,11 @@ class RoundedTiles(NamedTuple):
     ) -> TiledCoupling:
         """As a coupling with the factors (N, r), (K, r) of the score; the orders give the user's index of each
         position, the same by default."""
-        n, k, device, tiles = len(A), len(B), A.device, self.tiles
-        return TiledCoupling(
-            *(A, B, self.f, self.g, self.x, self.y),
-            torch.arange(n, device=device) if row_order is None else row_order,
-            torch.arange(k, device=device) if column_order is None else column_order,
-            *(torch.tensor(tiles.size), tiles.first, tiles.column, torch.tensor(tiles.separable)),
-        )
+        n, k, device = len(A), len(B), A.device
+        rows = torch.arange(n, device=device) if row_order is None else row_order
+        columns = torch.arange(k, device=device) if column_order is None else column_order
+        tiles = replace(self.tiles, n=n, k=k)  # without what these have computed
+        return TiledCoupling(FactoredPlan(A, B, self.f, self.g, self.x, self.y, rows, columns, tiles=tiles))
 
 
 @replayed()
@@ -187,25 +187,21 @@ def swept(
 
 def round_tiles(
     kernel: TileReader,
-    A: Tensor,
-    B: Tensor,
-    tiles: Tiles,
-    f: Tensor,
-    g: Tensor,
+    plan: TiledPlan,
     p: Tensor,
     q: Tensor,
     marginals: Marginals = Balanced(),  # noqa: B008
     left: Tensor | None = None,
     right: Tensor | None = None,
 ) -> RoundedTiles:
-    """`rounding` of the plan 2^(A B^T + f + g) on kept tiles, in two reads.
+    """`rounding` of a plan on kept tiles, in two reads.
 
     Products with ``left`` (N, l) and ``right`` (K, r), or the ranks' shares of them, are read in the second. Rows and
     columns are scaled down by the sums of the same plan, so that one read gives both: what is added may be a little
     more than with columns scaled after the rows, at most the sum of both residuals.
     """
     bounded = min(marginals.weights) == math.inf
-    scaled, told = _scaled(kernel, A, B, tiles, f, g, p, q, marginals, bounded, left, right)
+    scaled, told = _scaled(kernel, plan, p, q, marginals, bounded, left, right)
     missed, beyond = (part.tolist() for part in fetched(*told))
     residual = max(missed, default=0.0)
     if bounded:
@@ -216,7 +212,7 @@ def round_tiles(
         f, g, rows, columns, core, x, y = _completed(scaled, given_up, p, q, marginals)
     else:
         (f, g, rows, columns, core), x, y = scaled, torch.zeros_like(p), torch.zeros_like(q)
-    return RoundedTiles(f, g, x, y, tiles, rows, columns, core, residual)
+    return RoundedTiles(f, g, x, y, plan.tiles, rows, columns, core, residual)
 
 
 class _Scaled(NamedTuple):
@@ -237,11 +233,7 @@ class _Scaled(NamedTuple):
 @replayed()
 def _scaled(
     kernel: TileReader,
-    A: Tensor,
-    B: Tensor,
-    tiles: Tiles,
-    f: Tensor,
-    g: Tensor,
+    plan: TiledPlan,
     p: Tensor,
     q: Tensor,
     marginals: Marginals,
@@ -251,7 +243,7 @@ def _scaled(
 ) -> tuple[_Scaled, tuple[Tensor, Tensor]]:
     """The scaled plan; the L1 errors (m,) before, and how many times the mass that they should have points, and the
     plan where it has a total, have then (l,)."""
-    one_p, one_q = torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
+    (A, B, f, g, tiles), one_p, one_q = plan, torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
     before = kernel.read(A, B, tiles, f, g, one_q, one_p)
     rows, columns = before.TV[:, 0], before.TtW[:, 0]
     missed = residuals(rows, columns, p, q, marginals)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,44 +34,36 @@ class TiledCoupling(BlockCoupling):
 
     Parameters
     ----------
-    A, B : factors of the score (N, r), (K, r), of any precision, in the tile order as all that follows.
-    f, g : base-2 potentials (N,), (K,), float64.
-    x, y : the rank-one correction (N,), (K,), float64.
-    row_order, column_order : (N,), (K,), position in the tile order to index of the point.
-    tile_size, tile_first, tile_column, tile_separable : see `torchgw.kernels.tiles.Tiles`; the first and last ().
+    factored : the plan in the tile order, with its tiles; factors of the score are of any precision.
     """
 
     _level = 0  # log2 of the factor of the mass that products in float32 leave out
 
-    def __init__(
-        self,
-        A: Tensor,
-        B: Tensor,
-        f: Tensor,
-        g: Tensor,
-        x: Tensor,
-        y: Tensor,
-        row_order: Tensor,
-        column_order: Tensor,
-        tile_size: Tensor,
-        tile_first: Tensor,
-        tile_column: Tensor,
-        tile_separable: Tensor | None = None,
-    ) -> None:
-        kept = torch.tensor(False) if tile_separable is None else tile_separable
-        self._ordered = {"A": A, "B": B, "f": f, "g": g, "x": x, "y": y}
-        self._ordered |= {"row_order": row_order, "column_order": column_order}
-        self._ordered |= {"tile_first": tile_first, "tile_column": tile_column}
-        self.shape = (len(A), len(B))
-        self.tiles = Tiles(int(tile_size), len(A), len(B), tile_first, tile_column, bool(kept))
-        self._row_rank, self._column_rank = inverse_permutation(row_order), inverse_permutation(column_order)
+    def __init__(self, factored: FactoredPlan) -> None:
+        assert factored.tiles is not None
+        self.factored, self.tiles, self.shape = factored, factored.tiles, factored.shape
+        self._ordered: dict[str, Tensor] = {name: getattr(factored, name) for name in ORDERED}
+        self._ordered |= {"tile_first": self.tiles.first, "tile_column": self.tiles.column}
+        self._row_rank = inverse_permutation(factored.row_order)
+        self._column_rank = inverse_permutation(factored.column_order)
+
+    @classmethod
+    def of(cls, tensors: dict[str, Tensor]) -> TiledCoupling:
+        """The coupling of its `tensors`, of which older files have no ``tile_separable``."""
+        members: dict[str, Any] = {name: tensors[name] for name in ORDERED}
+        n, k, first, column = len(members["A"]), len(members["B"]), tensors["tile_first"], tensors["tile_column"]
+        separable = "tile_separable" in tensors and bool(tensors["tile_separable"])
+        return cls(FactoredPlan(**members, tiles=Tiles(int(tensors["tile_size"]), n, k, first, column, separable)))
+
+    def with_tensors(self, tensors: dict[str, Tensor]) -> TiledCoupling:
+        return self.of(tensors)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.tensors(), "_level": self._level}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         level = state.pop("_level")
-        vars(self).update(vars(TiledCoupling(**state)) | {"_level": level})
+        vars(self).update(vars(TiledCoupling.of(state)) | {"_level": level})
 
     def tensors(self) -> dict[str, Tensor]:
         size, separable = torch.tensor(self.tiles.size), torch.tensor(self.tiles.separable)
@@ -109,7 +100,7 @@ class TiledCoupling(BlockCoupling):
     def times(self, mass: float) -> TiledCoupling:
         """The coupling with ``mass`` times the mass."""
         scaled = {"f": self._ordered["f"] + math.log2(mass), "x": self._ordered["x"] * mass}
-        found = TiledCoupling(**self.tensors() | scaled)
+        found = self.of(self.tensors() | scaled)
         found._level = self._level + round(math.log2(mass))
         return found
 
@@ -128,18 +119,12 @@ class TiledCoupling(BlockCoupling):
             made["row_order" if names[0] == "A" else "column_order"] = torch.cat((index[order], others.nonzero()[:, 0]))
         first = made["tile_first"]
         made["tile_first"] = torch.cat((first, first[-1:].expand(-(-shape[0] // size) + 1 - len(first))))
-        found = TiledCoupling(**made)
+        found = self.of(made)
         found._level = self._level
         return found
 
     def rows(self, index: Tensor | slice) -> Tensor:
         return self.factored.block(self._row_rank[index], self._column_rank)
-
-    @cached_property
-    def factored(self) -> FactoredPlan:
-        """The plan in the tile order."""
-        members: dict[str, Any] = {name: self._ordered[name] for name in ORDERED}
-        return FactoredPlan(**members, tiles=self.tiles)
 
     def _products(self, V: Tensor, axis: int) -> PlanProducts:
         """Products of the uncorrected plan (axis 1) or its transpose (axis 0) with V, in the tile order."""
@@ -179,7 +164,7 @@ class TiledCoupling(BlockCoupling):
         pairs = (("A", "B"), ("f", "g"), ("x", "y"), ("row_order", "column_order"))
         exchanged = {one: ordered[other] for pair in pairs for one, other in (pair, pair[::-1])}
         listed = {"tile_first": tiles.first, "tile_column": tiles.column}
-        found = TiledCoupling(**self.tensors() | exchanged | listed)
+        found = self.of(self.tensors() | exchanged | listed)
         found._level = self._level
         return found
 

@@ -104,4 +104,5 @@ def _in(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:
     """The plan in a precision, without what it was made from."""
     if isinstance(plan, DenseCoupling):
         return DenseCoupling(plan.plan.to(dtype))
-    return type(plan)(**{name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
+    found: BlockCoupling = plan.with_tensors({name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
+    return found

@@ -115,6 +115,21 @@ class Tiles:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
 
 
+class TiledPlan(NamedTuple):
+    """The plan 2^(A B^T + f + g) on kept tiles.
+
+    A, B : factors (N, r), (K, r) of the score, or the ranks' shares of them by `UNIT`.
+    f, g : base-2 potentials (N,), (K,).
+    tiles : those that are kept.
+    """
+
+    A: Tensor
+    B: Tensor
+    f: Tensor
+    g: Tensor
+    tiles: Tiles
+
+
 @replayed()
 def _pairs(tiles: Tiles) -> Tensor:
     """How many pairs of points the kept tiles hold, ()."""
@@ -169,18 +184,25 @@ class Chosen(NamedTuple):
 
 
 def choose_tiles(
-    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float, ranks: Ranks = ALONE
+    A: Tensor,
+    B: Tensor,
+    f: Tensor,
+    g: Tensor,
+    masses: tuple[Tensor, Tensor],
+    size: int,
+    share: float,
+    ranks: Ranks = ALONE,
 ) -> Chosen:
     """The tiles that hold mass, leaving out at most ``share`` of the total.
 
     A (N, r), B (K, r), shares of them by `UNIT`, in an order in which neighbours are near, base-2 potentials f (N,), g
-    (K,), masses p (N,), q (K,).
+    (K,), masses (N,), (K,).
     No run of points on either side loses more than that share of its own mass, so every point keeps its matches. The
     bound counts a tile left out as 2^-120 at least: smaller ones would come out as no mass at all in float32.
     O(N K r / size) work, which ranks share, O(N K / size^2) memory.
     """
     n, k = len(f), len(g)
-    keep, first, told = _judged(A, B, f, g, p, q, size, share, ranks)
+    keep, first, told = _judged(A, B, f, g, masses, size, share, ranks)
     tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
     omitted_mass, moved, *in_runs, widest_cross = fetched(told)[0].tolist()
     return Chosen(tiles, omitted_mass, moved, max(in_runs), widest_cross)
@@ -188,7 +210,7 @@ def choose_tiles(
 
 @replayed()
 def _judged(
-    A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, size: int, share: float, ranks: Ranks
+    A: Tensor, B: Tensor, f: Tensor, g: Tensor, masses: tuple[Tensor, Tensor], size: int, share: float, ranks: Ranks
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which tiles to keep (row tiles, column tiles), where the list of each row tile begins (row tiles + 1,), and the
     numbers (5,) of `Chosen`, that of runs for either side."""
@@ -206,7 +228,7 @@ def _judged(
     bound, second = ranks.joined(torch.cat(found, 2).transpose(0, 1), most, UNIT // size).unbind(1)
     rows_widest, columns_widest = ranks.joined(own.widest, most, UNIT // size), torch.cat(widest)
     rows_mass, columns_mass = (
-        torch.nn.functional.pad(mass, (0, -len(mass) % size)).reshape(-1, size).sum(1) for mass in (p, q)
+        torch.nn.functional.pad(mass, (0, -len(mass) % size)).reshape(-1, size).sum(1) for mass in masses
     )
     small = _least(bound, share * rows_mass) & _least(bound.T, share * columns_mass).T
     row, column = (torch.arange(len(mass), device=A.device) for mass in (rows_mass, columns_mass))
@@ -216,8 +238,8 @@ def _judged(
     omitted = torch.where(small, least, -torch.inf).exp2_().sum(dtype=torch.float64)
     displaced = second.exp2_().masked_fill_(small, 0.0).double()
     tiny = torch.finfo(torch.float64).tiny
-    masses = (rows_mass, columns_mass)
-    runs = [(displaced.sum(1 - i) / mass.clamp_min(tiny)).max() for i, mass in enumerate(masses)]
+    in_runs = (rows_mass, columns_mass)
+    runs = [(displaced.sum(1 - i) / mass.clamp_min(tiny)).max() for i, mass in enumerate(in_runs)]
     cross = torch.where(small, 0.0, (rows_widest[:, None] * columns_widest).sqrt())
     keep = small.logical_not_()
     count = keep.sum(1)

@@ -69,7 +69,6 @@ def lanczos(
     tol: float = TOLERANCE,
     max_steps: int = MOST_STEPS,
     stored_bytes: int = STORED_BYTES,
-    start: Tensor | None = None,
     enough: Callable[[Tensor], bool] | None = None,
 ) -> Eigenpairs:
     """The smallest and the largest eigenpairs, fewer where the operator has fewer; O(n m) memory for a basis of m.
@@ -81,7 +80,6 @@ def lanczos(
     tol : error over the largest absolute Ritz value.
     max_steps : most products with a block.
     stored_bytes : of the basis, beyond which it is restarted.
-    start : (n, block) to begin from; random by default.
     enough : of the Ritz values (m,), ascending: whether to end before ``tol`` is reached.
     """
     n, wanted = operator.size, min(smallest + largest, operator.size)
@@ -89,7 +87,7 @@ def lanczos(
     most = min(most, (max_steps + 1) * block, n + block)
     space, generator = Space(operator, most), torch.Generator().manual_seed(SEED)
     T = space.vectors.new_empty(0, 0)
-    width, _ = space.add(_drawn(operator, block, generator) if start is None else start)
+    width, _ = space.add(_drawn(operator, block, generator))
     for _ in range(TRIES):
         width = width or space.add(_drawn(operator, block, generator))[0]
     n_products, step, check = 0, 0, min(FIRST_CHECK, wanted)

@@ -45,7 +45,7 @@ class Evaluated:
     expected : <cost, T>: of a stored plan with this very cost, elsewhere the value of ``quadratic``.
     means : of the squares of each point's distances, (N,), (K,), None where the cost is not exact.
     marginals : of T, (N,), (K,).
-    linear, penalty : <M, T>, <P, T>.
+    linear, penalty : <M, T>, <P, T>; zero where the model has none.
     """
 
     quadratic: Objective
@@ -53,8 +53,8 @@ class Evaluated:
     means: tuple[Tensor, Tensor] | None
     expected: Tensor | float
     marginals: tuple[Tensor, Tensor]
-    linear: Tensor | float
-    penalty: Tensor | float
+    linear: Tensor | float = 0.0
+    penalty: Tensor | float = 0.0
 
 
 def read_stored(
@@ -97,15 +97,13 @@ def read_streamed(
     spaces: tuple[DistanceProvider, DistanceProvider],
     controls: tuple[Control, Control] | None,
     marginals: tuple[Tensor, Tensor],
-    linear: float,
-    penalty: float,
     max_memory: int,
     generator: torch.Generator,
     ranks: Ranks = ALONE,
 ) -> Evaluated:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
     factors, or the ranks' shares of them, and nobody asks the coupling. Elsewhere all distances may be computed where
-    they fit ``max_memory``."""
+    they fit ``max_memory``. The caller adds the linear parts of its model."""
     means = None
     if product is None or controls is None:
         assert coupling is not None
@@ -117,7 +115,7 @@ def read_streamed(
         quadratic = Objective(_not_negative(value), True, 0.0)
         means = x.mean_squares, y.mean_squares
         cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, *means)
-    return Evaluated(quadratic, cost, means, quadratic.value, marginals, linear, penalty)
+    return Evaluated(quadratic, cost, means, quadratic.value, marginals)
 
 
 def _not_negative(value: Tensor | float) -> Tensor | float:

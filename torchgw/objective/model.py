@@ -107,6 +107,12 @@ class Model:
     def masses(self) -> tuple[Tensor, Tensor]:
         return self.p, self.q
 
+    @property
+    def constraints(self) -> Model:
+        """The masses and how they hold, which sides of linear problems are made of: no cost, and no epsilon, which a
+        graph would be captured for."""
+        return Model(self.p, self.q, epsilon=0.0, marginals=self.marginals)
+
     @cached_property
     def _narrow(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
         """Masses in other dtypes, which were asked for before."""
@@ -190,7 +196,7 @@ class Model:
             return None
         return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
 
-    def sides(self, epsilon: float, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
+    def sides(self, epsilon: float | Tensor, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
         """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
         if self.fixed:
             return self.hard_sides(dtype)

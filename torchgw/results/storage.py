@@ -220,7 +220,7 @@ def _coupling(tensors: dict[str, torch.Tensor]) -> BlockCoupling:
         _check_tiles(tensors, sizes)
     if kind is SparseCoupling:
         _check_entries(tensors, sizes)
-    found: BlockCoupling = kind(**tensors)
+    found: BlockCoupling = kind.of(tensors) if kind is TiledCoupling else kind(**tensors)
     return found
 
 

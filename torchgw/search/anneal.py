@@ -204,10 +204,8 @@ class LandmarkProblem:
 
 
 def coarse_basins(
-    source: DistanceProvider,
-    target: DistanceProvider,
-    p: Tensor,
-    q: Tensor,
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    masses: tuple[Tensor, Tensor],
     model: Model,
     epsilon: float,
     options: CoarseOptions,
@@ -215,11 +213,12 @@ def coarse_basins(
     first: tuple[Tensor | None, Tensor | None] = (None, None),
     backend: str = "eager",
 ) -> LandmarkBasins:
-    """The basins of each kind of landmarks; masses p, q in the dtype of the spaces.
+    """The basins of each kind of landmarks; masses (N,), (K,) in the dtype of the spaces.
 
     One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
     basins stands out.
     """
+    (source, target), (p, q) = spaces, masses
     largest = max(len(p), len(q))
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.

@@ -139,7 +139,7 @@ def _of_landmarks(problem: StoredProblem, coarse: CoarseOptions) -> tuple[Landma
     the largest distance."""
     (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
-    landmarks = coarse_basins(problem.source, problem.target, p, q, *given)
+    landmarks = coarse_basins(problem.spaces, (p, q), *given)
     reference = next(iter(landmarks.kinds.values()))[0].target
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     found = []

@@ -34,7 +34,8 @@ from torchgw.search.crossing import CROSSED, crossed_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift
 from torchgw.search.rung import lifted
-from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
+from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells, bisect
@@ -127,7 +128,8 @@ class CellPair:
         """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
         p, q = plan.sum(1), plan.sum(0)
         x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (self.x, self.y))
-        return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, p, q, ROUGH, 0.0, steps, History(), watch)[0]
+        loop = Loop(watch, History(), steps, ROUGH)
+        return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, TransportPlans(p, q), loop)[0]
 
 
 def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:

@@ -23,7 +23,6 @@ from torchgw.search.anneal import LandmarkProblem, Solved
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import temperatures
 from torchgw.solvers.warm_start import Start
-from torchgw.spaces.quantisation import Landmarks
 
 Points: TypeAlias = tuple[Tensor, Tensor]
 
@@ -44,19 +43,16 @@ def lift(
     O(N L L' + K L L') work, O(N L' + K L) memory.
     """
     _, epsilon = temperatures(solved.plan.device, 1.0, solved.epsilon, model)
-    ends = solved.source, solved.target, solved.plan, solved.f, solved.g, epsilon
+    # A graph serves every epsilon, which comes as a tensor beside.
+    ends = Solved(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
     exact, model, whole = None if gradient is None else gradient.bare, timeless(model), timeless(whole or model)
-    cost, f, g, matching = _lifted(*ends, model, exact, whole, at, softmin)
+    cost, f, g, matching = _lifted(ends, epsilon, model, exact, whole, at, softmin)
     return Start(cost, f, g, solved.epsilon), matching
 
 
 @replayed()
 def _lifted(
-    x: Landmarks,
-    y: Landmarks,
-    plan: Tensor,
-    f: Tensor,
-    g: Tensor,
+    solved: Solved,
     epsilon: float | Tensor,
     model: Model,
     gradient: ExactGradient | None,
@@ -64,7 +60,8 @@ def _lifted(
     at: Points | None,
     softmin: Callable[..., Tensor],
 ) -> tuple[FactoredCost, Tensor, Tensor, Tensor]:
-    """The cost, potentials and matching of what was solved between landmarks by a plan and potentials f, g."""
+    """The cost, potentials and matching of what was solved between landmarks at this epsilon."""
+    x, y, plan, f, g = solved.source, solved.target, solved.plan, solved.f, solved.g
     small = whole.taken(x.index, y.index, x.mass, y.mass)
     factored = None if gradient is None else gradient.of_points(x.index, y.index, plan)
     if factored is not None and model.fixed:

@@ -34,6 +34,7 @@ from torchgw.search.lift import lift
 from torchgw.search.signatures import pattern
 from torchgw.search.subtrees import likeness
 from torchgw.search.views import EDGES, MOST_MISSING
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.sparse_descent import completed, descend_sparsely
 from torchgw.spaces.quantisation import choose_landmarks
@@ -170,8 +171,8 @@ def _soft(problem: SparseObjective, values: Tensor, index: Tensor) -> Any:
 def _ended(problem: SparseObjective, origin: str, plan: Any, descends: bool, watch: Watch) -> SparseEnd:
     """The end of conditional gradients from a plan, or the plan itself, with its value."""
     if descends:
-        least = float(np.finfo(float).eps)
-        state, _ = descend_sparsely(problem, plan, TOLERANCE, PROGRESS, least, MOST_STEPS, History(), watch)
+        loop = Loop(watch, History(), MOST_STEPS, TOLERANCE, float(np.finfo(float).eps))
+        state, _ = descend_sparsely(problem, plan, PROGRESS, loop)
         return SparseEnd(origin, state.plan.matrix, state.value)
     whole = completed(plan, problem.p, problem.q)
     return SparseEnd(origin, plan, problem.value(problem.cross(whole), whole))

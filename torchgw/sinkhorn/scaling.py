@@ -94,10 +94,10 @@ def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: T
         shift, other = translation(row, column, f, g, log_total(f + softmin))
         f, g = f + shift, g + other
     score.absorb(f, g, out)
-    ones = torch.ones_like(f), torch.ones_like(g)
-    u, v, seen = _iterated(score.rescaled, row, column, out, f, g, *ones, 1, 1.0)
-    seen = torch.cat((change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None], seen))
-    return Scaled(f, g, u, v, seen)
+    first = change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]
+    plan = Scaled(f, g, torch.ones_like(f), torch.ones_like(g), first)
+    plan = _iterated(score.rescaled, row, column, out, plan, 1, 1.0)
+    return plan._replace(seen=torch.cat((first, plan.seen)))
 
 
 @replayed()
@@ -113,37 +113,28 @@ def _checked(
 ) -> Scaled:
     """The plan after several numbers of iterations, up to that check by which the host has to do something else: the
     plan is solved, or to be absorbed, or has become worse."""
-    f, g, u, v, known = last
-    found, goes_on, before = list[Tensor](), None, known.flatten()[-2]
+    found, goes_on, before = list[Tensor](), None, last.seen.flatten()[-2]
     for count in counts:
-        new = _iterated(rescaled, row, column, kernel, f, g, u, v, count, weight)
+        new = _iterated(rescaled, row, column, kernel, last, count, weight)
         if goes_on is not None:
-            ends = zip(new, (u, v, found[-1]), strict=True)
-            u, v, seen = (torch.where(goes_on, one, other) for one, other in ends)
-        else:
-            u, v, seen = new
-        found.append(seen)
+            ends = zip(new[2:], (last.u, last.v, found[-1]), strict=True)
+            new = Scaled(last.f, last.g, *(torch.where(goes_on, one, other) for one, other in ends))
+        last = new
+        found.append(last.seen)
         if len(found) < len(counts):
-            residual, drift = seen.double()
+            residual, drift = last.seen.double()
             stops = (residual <= tol) | (drift > LARGEST_DRIFT)
             if weight != 1.0:  # which a residual that rises brings down
                 stops |= residual > before
             goes_on, before = ~stops if goes_on is None else goes_on & ~stops, residual
-    return Scaled(f, g, u, v, torch.stack(found))
+    return last._replace(seen=torch.stack(found))
 
 
 def _iterated(
-    rescaled: Rescaled,
-    row: Side,
-    column: Side,
-    kernel: Tensor,
-    f: Tensor,
-    g: Tensor,
-    u: Tensor,
-    v: Tensor,
-    count: int,
-    weight: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    rescaled: Rescaled, row: Side, column: Side, kernel: Tensor, last: Scaled, count: int, weight: float
+) -> Scaled:
+    """The plan after so many iterations more, with what is `Scaled.seen` at the last one, (2,)."""
+    f, g, u, v, _ = last
     columns = u @ kernel
     for left in reversed(range(count)):
         if row.relaxed or column.relaxed:
@@ -158,7 +149,7 @@ def _iterated(
     missed = (columns * (v - new_v)).abs().sum()
     u = _scaled(rescaled, row, f, kernel @ new_v, u, 1.0)
     furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
-    return u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf)
+    return Scaled(f, g, u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf))
 
 
 def _scaled(rescaled: Rescaled, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:

@@ -22,17 +22,16 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.status import Status
 from torchgw.objective.bounds import dual_bound
 from torchgw.objective.bounds import gap as gap_of
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_transport import FactoredVertex, by_flows, factored_transport, priced
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.types import Array
@@ -88,11 +87,7 @@ def descend_between_factors(
     order: Order,
     p: Tensor,
     q: Tensor,
-    tol: float,
-    least: float,
-    max_iter: int,
-    history: History,
-    watch: Watch,
+    loop: Loop,
     ranks: Ranks = ALONE,
 ) -> tuple[FactoredDescent, Status]:
     """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory. Where
@@ -104,8 +99,7 @@ def descend_between_factors(
     start : a vertex, or where such a descent by another gradient ended.
     order : in which points that are neighbours are alike.
     p, q : masses (N,), (K,), all positive.
-    tol : gap over value at which a plan is stationary.
-    least : a value up to this is zero.
+    loop : its ``tol`` is the gap over the value at which a plan is stationary.
     ranks : that share the passes, each with all of the spaces.
 
     Raises
@@ -113,7 +107,7 @@ def descend_between_factors(
     TransportError
         Where the first linear problem is not solved.
     """
-
+    tol = loop.tol
     flows = by_flows(len(p), len(q))  # which take seconds: the rounds of a vertex of all entries take minutes
     stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
 
@@ -161,7 +155,7 @@ def descend_between_factors(
     def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
         plan, value, n_iter = state.plan, state.value, state.n_iter + 1
         check = Check(value, 0.0, 0.0)
-        if value <= least:
+        if value <= loop.least:
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         basis = None if state.basis is None else np.asarray(state.basis.cpu().numpy())
         entries = np.asarray((plan.row * len(q) + plan.column).cpu().numpy())
@@ -193,7 +187,7 @@ def descend_between_factors(
                 return last, check, status
         return after, check, None
 
-    return iterate(FactoredDescent, step, begin, watch, history, max_iter)
+    return iterate(FactoredDescent, step, begin, loop)
 
 
 def _mean(cost: FactoredCost, plan: SparseCoupling) -> float:

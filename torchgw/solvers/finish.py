@@ -22,8 +22,7 @@ from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import Scaler, absorbed, closed, opened
-from torchgw.sinkhorn.sides import Side
-from torchgw.solvers.inner import Begun, ends_of, temperatures
+from torchgw.solvers.inner import Begun, temperatures
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start, brought
 
@@ -47,7 +46,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     score, plan = (scratch(len(p), len(q), dtype=p.dtype, device=p.device) for _ in range(2))
     ratio, at = temperatures(p.device, end.epsilon / epsilon, epsilon, model)
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
-    begun = _begun(kernel, *ends_of(model, torch.float64), cost, end.f, end.g, ratio, at, low_rank, score, plan)
+    start = Start(cost, end.f, end.g)
+    begun = _begun(kernel, model.constraints, start, ratio, at, low_rank, score, plan)
     scaler = Scaler(kernel.on(score), begun.row, begun.column, plan)
     found = opened(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
     begun = begun._replace(scaled=found.scaled)
@@ -70,33 +70,28 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
 @replayed("score", "plan")
 def _begun(
     kernel: Kernel,
-    model: Model | None,
-    logs: tuple[Tensor, Tensor],
-    sides: tuple[Side, Side] | None,
-    cost: FactoredCost,
-    f: Tensor,
-    g: Tensor,
+    model: Model,
+    start: Start,
     ratio: float | Tensor,
     epsilon: float | Tensor,
     low_rank: bool,
     score: Tensor,
     plan: Tensor,
 ) -> Begun:
-    """The problem from potentials of ``ratio`` times its epsilon, its score a product where it is ``low_rank``."""
-    centred, row, column, f, g = brought(cost, f, g, ratio, epsilon, logs)
-    if sides is None:
-        assert model is not None
-        assert isinstance(epsilon, float)
-        sides = model.sides(epsilon, centred, torch.float64)
-    start = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
+    """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon, its score a product where
+    it is ``low_rank``."""
+    assert start.cost is not None
+    centred, row, column, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
+    one, other = model.sides(epsilon, centred, torch.float64)
+    warm = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
     if low_rank:
-        torch.mm(start.A, start.B.T, out=score)
+        torch.mm(warm.A, warm.B.T, out=score)
     else:
         score.copy_(centred.stored_score(epsilon))
-    bound, (one, other), f = kernel.on(score), sides, start.f
+    bound, f = kernel.on(score), warm.f
     if other.relaxed and not one.relaxed:
-        f = one.potential(bound.softmin(start.g, 1))
-    scaled = absorbed(bound, one, other, plan, f, start.g)
+        f = one.potential(bound.softmin(warm.g, 1))
+    scaled = absorbed(bound, one, other, plan, f, warm.g)
     return Begun(replace(centred, extra=None), (row, column), one, other, scaled)
 
 

@@ -22,20 +22,19 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.status import Status
 from torchgw.kernels.sums import inner as inner_product
 from torchgw.losses import SQUARE
 from torchgw.objective.linearise import Gradient, ModelGradient
-from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.model import mean_cost
 from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import annealed, epsilon_at
 from torchgw.solvers.finish import require_resolved
 from torchgw.solvers.inner import Inner
-from torchgw.solvers.iterate import Check, iterate
+from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
 
@@ -92,34 +91,30 @@ class FixedPoint(PlanState):
 def descend(
     gradient: Gradient,
     start: Start,
-    model: Model,
-    epsilon: float,
     inner: Inner,
     options: GWOptions,
-    watch: Watch,
-    max_iter: int | None = None,
-    history: History | None = None,
+    loop: Loop,
     by_value: bool = False,
     resolved: bool = False,
     metric: bool = True,
 ) -> Solution:
-    """Run from ``start``, in its dtype, with the gradient of the model's objective.
+    """Run from ``start``, in its dtype, with the gradient of the objective of the inner solver's model, at its epsilon.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
-    iteration. ``inner`` solves the transport problems and says what memory that takes. ``history`` is gone on with
-    where there is one. ``by_value`` ends it when the objective is still, wherever the potentials are. Between spaces
-    that are not ``metric`` two plans may swap, which is looked for.
+    iteration. ``inner`` solves the transport problems and says what memory that takes. ``by_value`` ends it when the
+    objective is still, wherever the potentials are. Between spaces that are not ``metric`` two plans may swap, which is
+    looked for.
 
     Raises
     ------
     FloatingPointError
         Where potentials must be ``resolved``, when they are no numbers, or too large to make a plan of in the end.
     """
-    max_iter = options.stopping.max_iter if max_iter is None else max_iter
-    history = History() if history is None else history
+    assert loop.max_iter is not None
+    model, epsilon = inner.model, inner.model.epsilon
     dtype, plan_tol = start.f.dtype, options.stopping.plan_tol
     row, column = (mass.to(dtype) for mass in model.masses)
-    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, max_iter - 1))
+    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, loop.max_iter - 1))
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     concave = model.fixed and model.loss is SQUARE
     nothing = row.new_zeros(())
@@ -201,8 +196,8 @@ def descend(
         )
         return state, Check(value, residual, now), Status.SETTLED if settled else None
 
-    state, status = iterate(FixedPoint, step, begin, watch, history, max_iter, options.stopping.max_iter)
-    return Solution.of(state, status, history)
+    state, status = iterate(FixedPoint, step, begin, loop, options.stopping.max_iter)
+    return Solution.of(state, status, loop.history)
 
 
 def _distance(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:

@@ -26,13 +26,12 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.status import Status
 from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, gap
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
 from torchgw.runtime.transfer import fetched, sent
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.transport_lp import TransportError, blurred_duals, equal_masses, transport
 
 logger = logging.getLogger("torchgw")
@@ -52,7 +51,9 @@ class Stepping(Protocol):
 
 
 class Polytope(Protocol):
-    """Plans (N, K) that a linear problem is solved over."""
+    """Plans (N, K) that a linear problem is solved over; their row sums p (N,) are those of its masses."""
+
+    p: Tensor
 
     def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
         """One of little cost (N, K), with column potentials (K,) to begin with, whether all entries are priced, and the
@@ -94,15 +95,9 @@ def frank_wolfe(
     gradient: Gradient,
     plan: Tensor,
     dual: Tensor,
-    p: Tensor,
-    q: Tensor,
-    tol: float,
-    least: float,
-    max_iter: int,
-    history: History,
-    watch: Watch,
+    plans: Polytope,
+    loop: Loop,
     bound_ends: bool = False,
-    plans: Polytope | None = None,
     offset: float = 0.0,
 ) -> tuple[FrankWolfe, Status]:
     """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
@@ -110,23 +105,22 @@ def frank_wolfe(
     Parameters
     ----------
     gradient : C(T) of a plan, in float64; one that is `Stepping` is asked for C(S) - C(T) of steps.
-    plan : feasible (N, K), with marginals p (N,), q (K,).
+    plan : a feasible one (N, K).
     dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
-    tol : gap over value at which a plan is stationary.
-    least : a value no further from zero is zero.
-    bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
+    plans : those that are feasible, as `TransportPlans` with given marginals.
+    loop : its ``tol`` is the gap over the value at which a plan is stationary.
+    bound_ends : whether a bound within that ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
-    plans : those that are feasible, by default all with marginals p and q.
     offset : what the objective has beside <C(T), T>, for the history.
     """
-    among, whole = plans or TransportPlans(p, q), slice(0, len(p))
+    p, whole = plans.p, slice(0, len(plans.p))
     stepping = gradient if isinstance(gradient, Stepping) else None
 
     def linearise(plan: BlockCoupling) -> Tensor:
         return gradient(plan, p).rows(whole)
 
     def bounded(state: FrankWolfe) -> FrankWolfe:
-        bounds = [among.bound(state.cost, dual) for dual in state.duals]
+        bounds = [plans.bound(state.cost, dual) for dual in state.duals]
         gaps = gap(state.value, torch.stack([bound for bound, _ in bounds])).tolist()
         order = sorted(range(len(gaps)), key=gaps.__getitem__)
         return replace(state, duals=tuple(bounds[i][1] for i in order), gap=gaps[order[0]])
@@ -137,11 +131,11 @@ def frank_wolfe(
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
-        check, small = Check(value + offset, 0.0, 0.0), tol * abs(value)
-        if abs(value) <= least or (bound_ends and state.gap <= small):
+        check, small = Check(value + offset, 0.0, 0.0), loop.tol * abs(value)
+        if abs(value) <= loop.least or (bound_ends and state.gap <= small):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:
-            vertex, dual, basis = among.vertex(cost, state.duals, state.stalled, state.basis)
+            vertex, dual, basis = plans.vertex(cost, state.duals, state.stalled, state.basis)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
@@ -167,7 +161,7 @@ def frank_wolfe(
     def begin() -> FrankWolfe:
         return stands(plan, linearise(DenseCoupling(plan)), (dual,), n_iter=0)
 
-    state, status = iterate(FrankWolfe, step, begin, watch, history, max_iter)
+    state, status = iterate(FrankWolfe, step, begin, loop)
     return (bounded(state) if state.gap == math.inf else state), status
 
 

@@ -19,7 +19,7 @@ from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
-from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, choose_tiles
+from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, choose_tiles
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient
@@ -92,7 +92,9 @@ class Transported(NamedTuple):
 
 
 class Inner(Protocol):
-    """Solves linear problems of a model."""
+    """Solves linear problems of a model, on the way to its epsilon."""
+
+    model: Model
 
     def solved(
         self,
@@ -113,7 +115,7 @@ class StoredInner:
     """Stores score and plan, 8 bytes for each pair in float32, and reuses both, with the masses in their dtype."""
 
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
-        self.kernel, self.model, self.options = kernel, model, options
+        self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
         self._score, self._plan = torch.empty(0), torch.empty(0)
 
     def solved(
@@ -127,14 +129,13 @@ class StoredInner:
         assert warm.epsilon is not None
         score, plan = self._memory(cost.a, len(cost.b))
         ratio, at = temperatures(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
-        begun = _begun(
-            self.kernel, *ends_of(self.model, cost.a.dtype), cost, warm.f, warm.g, ratio, at, sums, score, plan
-        )
+        start = Start(cost, warm.f, warm.g)
+        begun = _begun(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
         found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
         ahead = gradient.bare if plan.is_cuda and isinstance(gradient, ExactGradient) else None
         begun = begun._replace(scaled=found.scaled)
-        f, g, told, following = _ended(score, plan, begun, terms, *masses, marginals, at, ahead)
+        f, g, told, following = _ended(score, plan, begun, terms, masses, marginals, at, ahead)
         return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
 
     def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
@@ -185,32 +186,21 @@ def temperatures(
     return 1.0 if ratio == 1 else numbers[0], numbers[1]
 
 
-def ends_of(model: Model, dtype: torch.dtype) -> tuple[Model | None, tuple[Tensor, Tensor], tuple[Side, Side] | None]:
-    """The model where its sides belong to a cost, the logarithms of its masses, and its sides where they do not."""
-    return (None, model.logs, model.hard_sides(dtype)) if model.fixed else (model, model.logs, None)
-
-
 @replayed("score", "plan")
 def _begun(
     kernel: Kernel,
-    model: Model | None,
-    logs: tuple[Tensor, Tensor],
-    sides: tuple[Side, Side] | None,
-    cost: FactoredCost,
-    f: Tensor,
-    g: Tensor,
+    model: Model,
+    start: Start,
     ratio: float | Tensor,
     epsilon: float | Tensor,
     sums: tuple[Tensor, Tensor] | None,
     score: Tensor,
     plan: Tensor,
 ) -> Begun:
-    """The problem of a cost from warm potentials of ``ratio`` times its epsilon."""
-    centred, *shifts, f, g = brought(cost, f, g, ratio, epsilon, logs)
-    if sides is None:
-        assert model is not None
-        assert isinstance(epsilon, float)
-        sides = model.sides(epsilon, centred, f.dtype)
+    """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon."""
+    assert start.cost is not None
+    centred, *shifts, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
+    sides = model.sides(epsilon, centred, f.dtype)
     linear = Linear.of(centred, epsilon, *sides)
     if sums is not None:
         f, g = linear.settled(sums, f, g)
@@ -236,14 +226,13 @@ def _ended(
     plan: Tensor,
     begun: Begun,
     terms: tuple[Tensor, Tensor],
-    p: Tensor,
-    q: Tensor,
+    masses: tuple[Tensor, Tensor],
     marginals: Marginals,
     epsilon: float | Tensor,
     gradient: ExactGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
     """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
-    f, g, largest = closed(plan, begun.scaled)
+    (p, q), (f, g, largest) = masses, closed(plan, begun.scaled)
     rounded(plan, p, q, marginals)
     value = begun.cost.scored(_overlap(score, plan), epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
@@ -283,8 +272,8 @@ class StreamedInner:
         state = self.potentials(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
         tiles = self.tiles(A, B, state.f, state.g)
         (p, q), left, right = model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
-        f, g = state.f.double(), state.g.double()
-        rounded = round_tiles(self.tiled, left, right, tiles, f, g, p, q, model.marginals, left, right)
+        plan = TiledPlan(left, right, state.f.double(), state.g.double(), tiles)
+        rounded = round_tiles(self.tiled, plan, p, q, model.marginals, left, right)
         overlap = rounded.core.trace() + (rounded.x @ A.double()) @ (rounded.y @ B.double())
         p, q = model.masses_in(A.dtype)
         value = centred.scored(overlap.to(A.dtype), epsilon, p, q)
@@ -308,7 +297,7 @@ class StreamedInner:
         if self.omitted == 0 or len(A) * len(B) <= SKIPPED_FROM**2:
             return all_tiles(len(A), len(B), TILE, A.device)
         A, B = self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
-        return choose_tiles(A, B, f, g, *self.model.masses, TILE, self.omitted, self.ranks)[0]
+        return choose_tiles(A, B, f, g, self.model.masses, TILE, self.omitted, self.ranks)[0]
 
 
 def _overlap(score: Tensor, plan: Tensor) -> Tensor:

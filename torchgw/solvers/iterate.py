@@ -57,6 +57,24 @@ class Check(NamedTuple):
     epsilon: float
 
 
+@dataclass(frozen=True)
+class Loop:
+    """How far an outer loop goes, and who follows it.
+
+    watch : hears of every check, cancels, and has the state to resume from.
+    history : gets the checks; where it has entries of earlier loops, iterations are counted on from them.
+    max_iter : most outer iterations of this loop, None for no limit.
+    tol : of conditional gradients, the gap over the value at which a plan is stationary.
+    least : a value no further from zero is zero.
+    """
+
+    watch: Watch
+    history: History
+    max_iter: int | None
+    tol: float = 0.0
+    least: float = 0.0
+
+
 S = TypeVar("S", bound=State)
 
 
@@ -64,9 +82,7 @@ def iterate(
     kind: type[S],
     step: Callable[[S], tuple[S, Check | None, Status | None]],
     begin: Callable[[], S],
-    watch: Watch,
-    history: History,
-    max_iter: int | None,
+    loop: Loop,
     limit: int = 0,
 ) -> tuple[S, Status]:
     """The last state, and why the loop ended.
@@ -75,16 +91,16 @@ def iterate(
     ----------
     kind : class of its states.
     step, begin : the loop, see above.
-    watch : hears of every check, cancels, and has the state to resume from.
-    history : gets the checks; where it has entries of earlier loops, iterations are counted on from them.
-    max_iter : most outer iterations of this loop, None for no limit.
-    limit : those of the whole solve. The callback is told it, or earlier ones and ``max_iter`` where that is more.
+    loop : how far it goes, and who follows it.
+    limit : most iterations of the whole solve. The callback is told it, or earlier ones and ``max_iter`` where that is
+        more.
 
     Raises
     ------
     TypeError
         When the state to resume from is that of another loop.
     """
+    watch, history, max_iter = loop.watch, loop.history, loop.max_iter
     earlier = history.iteration[-1] if history.iteration else 0
     restored = watch.restored()
     if restored is None:

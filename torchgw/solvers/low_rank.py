@@ -41,7 +41,7 @@ from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.low_rank import LowRankFactors, Projection, project, round_factors
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import DistanceProvider
@@ -57,11 +57,7 @@ MEDOID_ROUNDS = 20
 
 
 def solve_low_rank(
-    source: DistanceProvider,
-    target: DistanceProvider,
-    p: Tensor,
-    q: Tensor,
-    epsilon: float,
+    problem: Factored,
     options: LowRankOptions,
     generator: torch.Generator,
     *,
@@ -72,9 +68,7 @@ def solve_low_rank(
 
     Parameters
     ----------
-    source, target : spaces of N and K points with factors of rank r_X, r_Y.
-    p, q : masses (N,), (K,) of sum 1 in float64, all above zero, on the device to use.
-    epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
+    problem : between N and K points with factors of rank r_X, r_Y.
     options : rank, at most the number of points in either space, step sizes and stopping.
     generator : breaks the ties between equal components.
     start : Q (N, r), R (K, r), g (r,) to begin with, see `warm_factors`.
@@ -83,9 +77,9 @@ def solve_low_rank(
     -----
     O((N + K) r (r + r_X + r_Y)) time for each iteration and O((N + K) (r + r_X + r_Y)) memory, in float64.
     """
-    problem = Factored.of(source, target, p, q, epsilon)
+    p, q, epsilon = problem.p, problem.q, problem.epsilon
     start = perturbed(LowRankFactors(*(side.double() for side in start)), p, q, generator)
-    watch, history, noise = Watch() if watch is None else watch, History(), ROUNDING * problem.constant
+    loop, noise = Loop(watch or Watch(), History(), options.max_iter), ROUNDING * problem.constant
 
     def projected(logs: LowRankFactors) -> Projection:
         return project(logs, p, q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
@@ -128,7 +122,7 @@ def solve_low_rank(
         status = Status.SETTLED if change <= options.tol else None
         return state, Check(point.value, residual, epsilon), status
 
-    state, status = iterate(MirrorState, step, begin, watch, history, options.max_iter)
+    state, status = iterate(MirrorState, step, begin, loop)
     rounded = round_factors(state.point.factors, p, q)
     return Solution(
         coupling=LowRankCoupling(*rounded),
@@ -138,7 +132,7 @@ def solve_low_rank(
         status=status if state.residual <= USABLE else Status.MARGINALS,
         n_iter=state.n_iter,
         n_iter_sinkhorn=state.n_iter_sinkhorn,
-        history=history,
+        history=loop.history,
         last_change=state.last_change,
     )
 
@@ -194,9 +188,9 @@ class Factored:
 
     F, G : factors (N, r_X), (K, r_Y).
     s, t : signs (r_X,), (r_Y,).
-    p, q : masses (N,), (K,).
+    p, q : masses (N,), (K,) of sum 1 in float64, all above zero, on the device to use.
     constant : mean squared distances of both sides, summed: the part of the value that no plan changes.
-    epsilon : weight of the entropy.
+    epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
     """
 
     F: Tensor

@@ -27,7 +27,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import Inner
-from torchgw.solvers.iterate import Check, iterate
+from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start
 
@@ -69,9 +69,10 @@ def refined(
     history: History,
 ) -> Solution:
     """The fixed point near float64 potentials of the model's own epsilon, with options from `with_tolerance`."""
+    loop = Loop(watch, history, options.stopping.max_iter)
     gradient, tol, whole = gradient_of(model, quadratic), options.sinkhorn.tol, model.marginals.free_mass
     if whole and options.strategy == "streaming":  # its cost is no linear function of a plan that is not stored
-        return descend(gradient, start, model, model.epsilon, inner, options, watch, history=history)
+        return descend(gradient, start, inner, options, loop)
     value = history.cost[-1] if history.cost else float("nan")
 
     def around(cost: FactoredCost) -> Curvature:
@@ -117,9 +118,7 @@ def refined(
         settled = change <= SETTLED * tol or (change <= STALLED and not halved)
         return state, Check(value, change, model.epsilon), Status.SETTLED if settled else None
 
-    state, status = iterate(
-        NewtonState, step, lambda: NewtonState(end=start), watch, history, options.stopping.max_iter
-    )
+    state, status = iterate(NewtonState, step, lambda: NewtonState(end=start), loop)
     return Solution.of(state, status, history)
 
 

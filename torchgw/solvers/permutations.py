@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.status import Status
 from torchgw.objective.permuted import FactoredPermutations
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.transport_lp import assignment
 
 STALLED = 0.1  # of the tolerance
@@ -59,23 +58,13 @@ class Permuted(State):
         return self.cost.new_zeros(n, n).scatter_(1, self.match[:, None], 1 / n)
 
 
-def permute(
-    objective: FactoredPermutations,
-    match: Tensor,
-    dual: Tensor,
-    tol: float,
-    least: float,
-    max_iter: int,
-    history: History,
-    watch: Watch,
-) -> tuple[Permuted, Status]:
+def permute(objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: Loop) -> tuple[Permuted, Status]:
     """The last permutation from ``match`` (N,), and why the loop ended; O(N^2) memory.
 
     Parameters
     ----------
     dual : column potentials (N,) of a linear problem near by, to begin with.
-    tol : gap over value at which a permutation is stationary.
-    least : a value up to this is zero.
+    loop : its ``tol`` is the gap over the value at which a permutation is stationary.
     """
 
     def begin() -> Permuted:
@@ -88,15 +77,15 @@ def permute(
         column, price = assignment(cost.cpu().numpy(), state.dual.cpu().numpy())
         new, dual = torch.from_numpy(column).to(old), torch.from_numpy(price).to(cost)
         state = replace(state, n_iter=n_iter, dual=dual)
-        if value <= least or torch.equal(old, new):
+        if value <= loop.least or torch.equal(old, new):
             return state, check, Status.STATIONARY
-        ended = Status.STATIONARY if 2 * (value - objective.value(new, cost)) <= tol * value else Status.SETTLED
+        ended = Status.STATIONARY if 2 * (value - objective.value(new, cost)) <= loop.tol * value else Status.SETTLED
         cost = objective.moved(cost, old, new)
         fall = value - objective.value(new, cost)
         if fall <= 0:
             cost = objective.moved(cost, new, old)
             return replace(state, cost=cost, whole=ended is Status.STATIONARY), check, ended
         state = replace(state, match=new, cost=cost, value=value - fall)
-        return state, check, ended if fall <= STALLED * tol * value else None
+        return state, check, ended if fall <= STALLED * loop.tol * value else None
 
-    return iterate(Permuted, step, begin, watch, history, max_iter)
+    return iterate(Permuted, step, begin, loop)

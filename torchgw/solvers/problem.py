@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torchgw.diagnostics.status import History
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.shared import SharedKernel, SharedTiles, StreamedKernel, TileReader
@@ -28,6 +29,7 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.model_form import searched_by
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import equal_masses
@@ -197,17 +199,16 @@ class StoredProblem(Problem):
         """The gradient of the quadratic part alone."""
         return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
 
-    @property
-    def inner(self) -> StoredInner:
-        """A solver of this problem's linearisations, with buffers of its own."""
-        return StoredInner(self.kernels.stored, self.model, self.options.sinkhorn)
+    def inner_at(self, epsilon: float) -> StoredInner:
+        """A solver of this problem's linearisations on the way to an epsilon, with buffers of its own."""
+        return StoredInner(self.kernels.stored, replace(self.model, epsilon=epsilon), self.options.sinkhorn)
 
 
 def descended(problem: StoredProblem, start: Start, epsilon: float, steps: int) -> Solution:
     """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
-    given = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch.aside()
+    loop = Loop(problem.watch.aside(), History(), steps)
     with threads_for(len(problem.p) * len(problem.q)):
-        return descend(*given, max_iter=steps)
+        return descend(problem.gradient, start, problem.inner_at(epsilon), problem.options, loop)
 
 
 def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:

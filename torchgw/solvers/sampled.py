@@ -26,7 +26,7 @@ from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, sinkhorn
-from torchgw.solvers.iterate import Check, iterate
+from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start, coupling_of
 
@@ -121,7 +121,7 @@ def solve_sampled(
             status = stopping_status(state.n_iter, plateau, changed / stopping.check_every, stopping)
         return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
 
-    state, status = iterate(SampledState, step, begin, watch, history, stopping.max_iter)
+    state, status = iterate(SampledState, step, begin, Loop(watch, history, stopping.max_iter))
     return Solution.of(state, status, history)
 
 

@@ -98,7 +98,7 @@ def soften(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float
     else:
         found = _on_all_pairs(plan, spaces, model, epsilon, max_memory)
     parts = {name: sent(part, device) for name, part in found.coupling.times(mass).tensors().items()}
-    return found._replace(coupling=type(found.coupling)(**parts))
+    return found._replace(coupling=found.coupling.with_tensors(parts))
 
 
 def wide(coupling: BlockCoupling) -> BlockCoupling:
@@ -108,7 +108,7 @@ def wide(coupling: BlockCoupling) -> BlockCoupling:
         stored = DenseCoupling(plan)
         return stored if coupling.potentials else SparseCoupling.of(csr_array(plan.numpy()), plan.device)
     parts = {name: part.detach().cpu() for name, part in coupling.tensors().items()}
-    found: BlockCoupling = type(coupling)(**parts)
+    found: BlockCoupling = coupling.with_tensors(parts)
     return found
 
 

@@ -25,13 +25,12 @@ import torch
 from scipy.sparse import csr_array, diags_array, hstack
 
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.diagnostics.status import History, Status
+from torchgw.diagnostics.status import Status
 from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, row_of
 from torchgw.objective.bounds import monotone_coupling
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.codec import storable
-from torchgw.persist.watch import Watch
-from torchgw.solvers.iterate import Check, State, iterate
+from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.transport_lp import TransportError, linear_program
 from torchgw.types import Array
 
@@ -77,25 +76,15 @@ class Best(NamedTuple):
     price: Array
 
 
-def descend_sparsely(
-    problem: SparseObjective,
-    start: Any,
-    tol: float,
-    progress: float,
-    least: float,
-    max_iter: int,
-    history: History,
-    watch: Watch,
-) -> tuple[SparseDescent, Status]:
+def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop: Loop) -> tuple[SparseDescent, Status]:
     """The last plan, and why the loop ended.
 
     Parameters
     ----------
     start : CSR (N, K), not negative; what it lacks to the marginals is filled in.
-    tol : gap over value at which a plan is stationary.
     progress : relative fall of the value in a step under which it has settled; where masses are equal, a hundredth
         of that.
-    least : a value up to this is zero.
+    loop : its ``tol`` is the gap over the value at which a plan is stationary.
     """
     p, q = problem.p, problem.q
     equal = len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q)
@@ -110,7 +99,7 @@ def descend_sparsely(
         W = problem.cross(T)
         worth, value = inner(W, T), problem.value(W, T)
         state, check = replace(state, n_iter=state.n_iter + 1, value=value), Check(value, 0.0, 0.0)
-        if value <= least:
+        if value <= loop.least:
             return replace(state, gap=0.0), check, Status.STATIONARY
         try:
             best = assigned(W, p) if equal else transported(W, T, p, q, state.price.numpy())
@@ -120,7 +109,7 @@ def descend_sparsely(
         state = replace(state, gap=max(2 * (best.bound - worth), 0.0), price=torch.from_numpy(best.price))
         direction = S - T
         slope = inner(W, direction)
-        if state.gap <= tol * value:
+        if state.gap <= loop.tol * value:
             return state, check, Status.STATIONARY
         if slope <= 0:
             return state, check, Status.PLATEAU
@@ -132,7 +121,7 @@ def descend_sparsely(
         after = replace(state, plan=SparseCoupling.of(completed(moved, p, q), torch.device("cpu")), gap=math.inf)
         return after, check, Status.PLATEAU if settled else None
 
-    state, status = iterate(SparseDescent, step, begin, watch, history, max_iter, max_iter)
+    state, status = iterate(SparseDescent, step, begin, loop, loop.max_iter or 0)
     T = state.plan.matrix
     W = problem.cross(T)
     gap = min(state.gap, max(2 * (dual_bound(W, state.price.numpy(), p, q) - inner(W, T)), 0.0))

@@ -47,7 +47,7 @@ from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import Side
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
-from torchgw.solvers.iterate import State, iterate
+from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start
 from torchgw.spaces.hierarchy import Cells
@@ -214,7 +214,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
         solved, done = _next(problem, state.solved, history, len(state.rungs))
         return lift(solved, done, state, began), None, None
 
-    state, status = iterate(Climb, step, begin, problem.watch, history, None)
+    state, status = iterate(Climb, step, begin, Loop(problem.watch, history, None))
     return state, status, history
 
 
@@ -353,8 +353,9 @@ def _next(
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
     inner = _inner(problem, x, y, replace(problem.options.sinkhorn, tol=tolerance(problem)))
     start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
-    arguments = gradient, start, model, epsilon, inner, problem.options, problem.watch
-    run = partial(problem.stage, f"rung-{rung}", partial(descend, *arguments, history=history, by_value=loose))
+    loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
+    descent = partial(descend, gradient, start, inner, problem.options, loop, by_value=loose)
+    run = partial(problem.stage, f"rung-{rung}", descent)
     done = problem.by_first(run) if stored else run()
     history.go_on_from(done.history)
     assert done.coupling is not None
@@ -423,7 +424,7 @@ def _stored(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
 
 
 def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
-    model = problem.model.on_cells(x.cells, y.cells)
+    model = replace(problem.model.on_cells(x.cells, y.cells), epsilon=problem.epsilon)
     if _stored(problem, x, y):
         return StoredInner(problem.kernels.stored, model, options)
     return StreamedInner(

@@ -86,8 +86,9 @@ def judged(asked: Problem, found: CertifiedSolution, stores: bool = True) -> Cer
         stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
         read, sample = read_stored(stored, spaces, model, options.max_memory, asked.generator), None
     else:
-        parts = found.values.linear, found.values.violation * model.price
-        read = read_streamed(found.coupling, None, spaces, None, found.marginals, *parts, 0, asked.generator)
+        linear, penalty = found.values.linear, found.values.violation * model.price
+        read = read_streamed(found.coupling, None, spaces, None, found.marginals, 0, asked.generator)
+        read = replace(read, linear=linear, penalty=penalty)
         sample = asked.generator
     values, certificate = certify(read, dual, spaces, model, asked.unit, sample)
     path = found.path

@@ -27,7 +27,6 @@ from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.leading import MOST_LEFT, LeadingGradient, MatchingGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import permutations
-from torchgw.persist.watch import Watch
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
@@ -35,8 +34,8 @@ from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_be
 from torchgw.solvers.factored_transport import corner, finds_vertices
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, frank_wolfe
-from torchgw.solvers.iterate import State
+from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop, State
 from torchgw.solvers.model_form import ModelForm, graded
 from torchgw.solvers.permutations import Permuted, permute
 from torchgw.solvers.pricing import Order
@@ -111,11 +110,9 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual = start.column_dual(problem.masses[1])
     if problem.model.plain:
-        return frank_wolfe(descent.first, feasible(plan, p, q), dual, p, q, TOLERANCE, *descent.settings)[0]
+        return frank_wolfe(descent.first, feasible(plan, p, q), dual, TransportPlans(p, q), descent.loop())[0]
     form = descent.forms[0]
-    (p, q), among = form.masses, form.plans(False, True)
-    whole, duals = form.entered(plan), form.duals(dual)
-    found, _ = frank_wolfe(form, whole, duals, p, q, TOLERANCE, *descent.settings, plans=among)
+    found, _ = frank_wolfe(form, form.entered(plan), form.duals(dual), form.plans(False, True), descent.loop())
     return replace(found, plan=form.left(found.plan))
 
 
@@ -200,8 +197,8 @@ def _annealed(
         sinkhorn, tol=max(sinkhorn.tol, ANNEALED_TOL), exact_max_iter=min(sinkhorn.exact_max_iter, ANNEALED_ITERATIONS)
     )
     problem = replace(problem, options=replace(problem.options, sinkhorn=rough))
-    arguments = problem.gradient, start, problem.model, epsilon, problem.inner, problem.options, problem.watch
-    whole = partial(descend, *arguments, max_iter=steps, history=history)
+    loop = Loop(problem.watch, history, steps)
+    whole = partial(descend, problem.gradient, start, problem.inner_at(epsilon), problem.options, loop)
     return problem.stage(f"anneal-{step}", whole)
 
 
@@ -246,16 +243,17 @@ class _Descent:
         assert wide is not None
         return leading.to(torch.float64, wide) if isinstance(leading, LeadingGradient) else self.exact
 
-    @property
-    def settings(self) -> tuple[float, int, History, Watch]:
-        """Least value, iterations that are left, history and watch of the next loop."""
+    def loop(self, tol: float = TOLERANCE) -> Loop:
+        """The next loop, for the iterations that are left."""
         least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
         left = max(self.limit - len(self.history.iteration), 1)
-        return least, left, self.history, self.problem.watch
+        return Loop(self.problem.watch, self.history, left, tol, least)
 
-    def stage(self, name: str, loop: partial[tuple[StateT, Status]]) -> tuple[StateT, Status]:
-        """The result of a loop that is a stage of its own; where files had it, its entries too."""
-        state, status, entries = self.problem.stage(name, lambda: (*loop(*self.settings), self.history))
+    def stage(
+        self, name: str, descent: partial[tuple[StateT, Status]], tol: float = TOLERANCE
+    ) -> tuple[StateT, Status]:
+        """The result of a descent that is a stage of its own; where files had it, its entries too."""
+        state, status, entries = self.problem.stage(name, lambda: (*descent(self.loop(tol)), self.history))
         self.history.go_on_from(entries.copy())
         return state, status
 
@@ -291,9 +289,9 @@ class _Descent:
             if between is not None:
                 plan, dual = between.end.plan.to_dense(), between.end.duals[1]
             elif leading and matched is None:
-                led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, p, q, TOLERANCE))
+                led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, TransportPlans(p, q)))
                 plan, dual = led.plan, led.duals[0]
-            found, status = frank_wolfe(exact, plan, dual, p, q, TOLERANCE, *self.settings)
+            found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.loop())
             plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
                 cost = FactoredCost.stored(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
@@ -312,8 +310,8 @@ class _Descent:
         among = form.plans(exact, rough)
         for number, each in enumerate(self.forms[-1 if at_once else 0 :]):
             tol = TOLERANCE if each is form else LED_TOLERANCE
-            loop = partial(frank_wolfe, each, whole, duals, *form.masses, tol, plans=among, offset=each.least)
-            found, status = self.stage(f"graded-{number}", loop)
+            descent = partial(frank_wolfe, each, whole, duals, among, offset=each.least)
+            found, status = self.stage(f"graded-{number}", descent, tol)
             whole, duals = found.plan, found.duals[0]
         ended = form.left(whole)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
@@ -356,7 +354,7 @@ class _Descent:
         start = Vertex(cost, duals, corner(order, plan.argmax(0), p, q))
         tol = LED_TOLERANCE if isinstance(first, LeadingGradient) else TOLERANCE
         try:
-            found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q, tol))
+            found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
         except TransportError as error:
             logger.info("%s; whole matrices go on", error)
             return None
@@ -373,7 +371,7 @@ class _Descent:
             if value >= lowest:
                 break
             lowest, best = value, found
-            arguments = first, found, order, p, q, TOLERANCE
+            arguments = first, found, order, p, q
             found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
             moved = abs(found.plan.matrix - best.plan.matrix).sum()
             if moved <= NEGLIGIBLE * float(p.sum()):
@@ -395,8 +393,8 @@ class _Descent:
         match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
         if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
             return None
-        found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b, TOLERANCE))
+        found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b))
         if exact is None:
             return found, status
         led = matches.led_to(dense(exact.source), dense(exact.target))
-        return self.stage("matched", partial(permute, led, found.match, found.dual, TOLERANCE))
+        return self.stage("matched", partial(permute, led, found.match, found.dual))

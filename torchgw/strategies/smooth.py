@@ -18,6 +18,7 @@ from torchgw.search.basins import sampled_energy
 from torchgw.solvers.finish import finish, watched_precision
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.newton import refined, with_tolerance
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.sampled import solve_sampled
@@ -39,9 +40,10 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
     watch = problem.watch
     if problem.exact:
-        given = problem.gradient, start, model, epsilon
         metric = all(map(is_metric, problem.spaces))
-        solution = descend(*given, problem.inner, options, watch, history=history, resolved=True, metric=metric)
+        loop = Loop(watch, History() if history is None else history, options.stopping.max_iter)
+        inner = problem.inner_at(epsilon)
+        solution = descend(problem.gradient, start, inner, options, loop, resolved=True, metric=metric)
         if isinstance(problem.quadratic, LeadingGradient):
             solution = _corrected(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
@@ -89,8 +91,9 @@ def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
     assert isinstance(leading, LeadingGradient)
 
     def gone_on(name: str, gradient: Gradient, start: Start) -> Solution:
-        arguments = gradient, start, model, problem.epsilon, problem.inner, problem.options, watch
-        whole = partial(descend, *arguments, history=solution.history, resolved=True)
+        loop = Loop(watch, solution.history, problem.options.stopping.max_iter)
+        inner = problem.inner_at(problem.epsilon)
+        whole = partial(descend, gradient, start, inner, problem.options, loop, resolved=True)
         return problem.stage(name, whole).after(solution)
 
     for number in range(CORRECTIONS if model.fixed else 0):

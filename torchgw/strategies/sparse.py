@@ -23,6 +23,7 @@ from torchgw.search.candidate import as_low
 from torchgw.search.crossing import CROSSED
 from torchgw.search.graph_matching import matched, of_pairs
 from torchgw.search.sparse_basins import SparseEnd, search_sparsely
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.sparse_descent import completed, descend_sparsely
@@ -42,8 +43,8 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
     searched = time.perf_counter()
     history = History()
     least = float(np.finfo(float).eps) * asked.unit
-    settings = TOLERANCE, options.stopping.plan_tol, least, options.stopping.max_iter, history, watch
-    state, status = asked.stage("descent", lambda: descend_sparsely(problem, start.matrix, *settings))
+    loop, progress = Loop(watch, history, options.stopping.max_iter, TOLERANCE, least), options.stopping.plan_tol
+    state, status = asked.stage("descent", lambda: descend_sparsely(problem, start.matrix, progress, loop))
     solved = time.perf_counter()
     value, plan = max(state.value, 0.0), state.plan
     coupling = SparseCoupling(*(side.to(model.p.device) for side in plan.tensors().values()))

@@ -23,7 +23,7 @@ from torchgw.kernels import LN2
 from torchgw.kernels.blocks import blocks, points_at_once
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.sums import BLOCK_POINTS, inner_product
-from torchgw.kernels.tiles import TILE, UNIT, Tiles, all_tiles, centres, choose_tiles
+from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_streamed
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
@@ -110,12 +110,11 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
         problem.spaces,
         problem.controls,
         model.masses if model.fixed else read.marginals,
-        read.linear,
-        read.penalty,
         problem.options.max_memory if problem.exact or max(n, k) <= FEW_POINTS else 0,
         problem.generator,
         ranks,
     )
+    found = replace(found, linear=read.linear, penalty=read.penalty)
     totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
     quadratic = found.quadratic
     del found
@@ -136,7 +135,7 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
         certificate=certificate,
         ladder=state.rungs,
         omitted=kept.omitted,
-        evaluated=kept.tiles.pairs / (n * k),
+        evaluated=kept.plan.tiles.pairs / (n * k),
     )
 
 
@@ -144,20 +143,14 @@ class Kept(NamedTuple):
     """The last potentials on the tiles that hold mass, in the order of these.
 
     rows, columns : the orders (N,), (K,), position to point.
-    A, B : factors (N, r), (K, r) of the score, the ranks' shares by `UNIT`.
-    f, g : base-2 potentials (N,), (K,).
-    tiles : those that are kept.
+    plan : what they stand for there.
     omitted : bound on the mass that this leaves out or moves.
     precision_warning : why float32 could not carry the score, or None.
     """
 
     rows: Tensor
     columns: Tensor
-    A: Tensor
-    B: Tensor
-    f: Tensor
-    g: Tensor
-    tiles: Tiles
+    plan: TiledPlan
     omitted: float
     precision_warning: str | None
 
@@ -181,7 +174,8 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     largest, *more = fetched(torch.stack(told))[0].tolist()
     for raised in more:
         omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
-    return Kept(rows, columns, A, B, f, g, tiles, omitted, _precision_warning(score, problem.options, largest))
+    plan = TiledPlan(A, B, f, g, tiles)
+    return Kept(rows, columns, plan, omitted, _precision_warning(score, problem.options, largest))
 
 
 @replayed()
@@ -227,8 +221,7 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]
         for side, parts, order in sides
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
-    ends = kept.A, kept.B, kept.tiles, kept.f, kept.g
-    found = round_tiles(kernel, *ends, p, q, model.marginals, left, right)
+    found = round_tiles(kernel, kept.plan, p, q, model.marginals, left, right)
     x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
     core, inner, marginals = _products(found.core, x, y, ranks)
     i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.factored else None
@@ -266,7 +259,7 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
 
 def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
-    A, B = ranks.joined(kept.A, len(rows), UNIT), ranks.joined(kept.B, len(columns), UNIT)
+    A, B = ranks.joined(kept.plan.A, len(rows), UNIT), ranks.joined(kept.plan.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns)
 
 
@@ -296,20 +289,20 @@ def kept_tiles(
     if share == 0 or n * k <= EVERY_PAIR:
         return all_tiles(n, k, TILE, A.device), 0.0
     if n * k < SEPARABLE_PAIRS.get(A.device.type, 0.0):
-        return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
+        return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
     for size in SIZES:
         squares = [_usual_square(side, count, size, ranks) for side, count in ((A, n), (B, k))]
         if USUALLY_ABOVE * LN2**2 / 2 * squares[0] * squares[1] <= DISPLACED * share:
             # What a run loses could all be of one of its points.
             left = min((1 - DISPLACED) * share, LEFT_OF_POINT / size)
-            found = choose_tiles(A, B, f, g, p, q, size, left, ranks)
+            found = choose_tiles(A, B, f, g, (p, q), size, left, ranks)
             if (
                 found.displaced <= DISPLACED * share
                 and found.displaced_in_run <= DISPLACED_IN_RUN
                 and found.cross <= CROSS_BITS
             ):
                 return replace(found.tiles, separable=True), found.omitted + found.displaced
-    return choose_tiles(A, B, f, g, p, q, TILE, share, ranks)[:2]
+    return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
 
 
 def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -21,11 +22,11 @@ from torch import Tensor
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.exact import ExactGradient
-from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
 from torchgw.solvers.factored_transport import MOST_MASSES, corner
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.spaces import FactoredDistances
 from torchgw.spaces.hierarchy import Cells, bisect
@@ -91,9 +92,7 @@ def factors_of(space: DistanceProvider) -> tuple[Tensor, Tensor]:
     return factors
 
 
-def descend_by_levels(
-    level: VertexLevel, history: History, least: float, max_iter: int, watch: Watch
-) -> tuple[FactoredDescent, Status, History]:
+def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, Status, History]:
     """Where they end, and why, see `torchgw.solvers.factored_descent`; O((N + K) r) memory.
 
     Raises
@@ -108,8 +107,9 @@ def descend_by_levels(
             _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V, level.ranks),
         )
         cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g), level.ranks)
-        coarse = partial(descend_by_levels, cells, history, least, max_iter, watch)
-        found, status, history = watch.stage("cells", coarse)  # of its own, as its loop is another
+        coarse = partial(descend_by_levels, cells, loop)
+        found, status, history = loop.watch.stage("cells", coarse)  # of its own, as its loop is another
+        loop = replace(loop, history=history)
         level, within = level.after(cells, found, rows, columns), matched_pairs(found.plan, rows, columns)
     p, q, cost, duals, ranks = level[2:]
     order = _order(cost, ranks)
@@ -118,10 +118,11 @@ def descend_by_levels(
         reduced = PricedCost.of(cost, order).at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
     start = Vertex(cost, duals, union(corner(order, nearest, p, q), within))
-    between, tol = ExactGradient(level.x, level.y, p, q), FLOWS_TOLERANCE if level.many else TOLERANCE
-    found, status = descend_between_factors(between, start, order, p, q, tol, least, max_iter, history, watch, ranks)
+    between = ExactGradient(level.x, level.y, p, q)
+    loop = replace(loop, tol=FLOWS_TOLERANCE if level.many else TOLERANCE)
+    found, status = descend_between_factors(between, start, order, p, q, loop, ranks)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
-    return found, status, history
+    return found, status, loop.history
 
 
 def _cells(

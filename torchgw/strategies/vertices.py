@@ -23,6 +23,7 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.certify import Evaluated, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
@@ -55,9 +56,10 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     cost = replace(end.cost, U=U, V=V)
     duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
     level = VertexLevel(x, y, p, q, cost, duals, asked.ranks)
-    settings = torch.finfo(torch.float64).eps * asked.unit, asked.options.stopping.max_iter, asked.watch
+    least = torch.finfo(torch.float64).eps * asked.unit
+    loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
     try:
-        found, status, history = asked.stage("vertices", partial(descend_by_levels, level, solution.history, *settings))
+        found, status, history = asked.stage("vertices", partial(descend_by_levels, level, loop))
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
         return _blurred(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
