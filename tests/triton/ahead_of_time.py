@@ -106,7 +106,7 @@ def graph_launches(d: int) -> Iterator[Case]:
 
 def trial_launches() -> Iterator[Case]:
     """The same for what a device is tried with."""
-    yield "trial", False, lambda: trial_kernels.one_kernel[(1,)]((torch.zeros(1),))
+    yield "trial", False, lambda: trial_kernels.one_kernel[(1,)]((torch.zeros(1),), ONE=(1.0,))
 
 
 def rescale_launches(dtype: torch.dtype) -> Iterator[Case]:
