@@ -124,7 +124,8 @@ def _inner(x: Any) -> Any:
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
     """What `change` makes of each leaf of lists and tuples."""
     if isinstance(value, list | tuple):
-        return type(value)([_mapped(change, part) for part in value])
+        parts = [_mapped(change, part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return change(value)
 
 

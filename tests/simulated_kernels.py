@@ -37,6 +37,7 @@ from torchgw.kernels.softmin_tiles import reference as tiled
 from torchgw.kernels.tiles import Tiles
 
 Grid = tuple[int, ...]
+Tensors = tuple[Tensor, ...]
 
 
 def number(bits: int) -> float:
@@ -45,9 +46,9 @@ def number(bits: int) -> float:
 
 
 def dense_softmin(
-    grid: Grid, S: Tensor, bias: Tensor, out: Tensor, n: int, k: int, by_row: int, by_column: int, part: int, **_: Any
+    grid: Grid, S: Tensor, strides: tuple[int, int], bias: Tensor, out: Tensor, n: int, k: int, part: int, **_: Any
 ) -> None:
-    as_it_is = (S.stride(0), S.stride(1)) == (by_row, by_column) if n == k else tuple(S.shape) == (n, k)
+    as_it_is = S.stride() == strides if n == k else tuple(S.shape) == (n, k)
     score = S if as_it_is else S.T
     for split in range(grid[1]):
         here = slice(split * part, min((split + 1) * part, k))
@@ -55,16 +56,17 @@ def dense_softmin(
 
 
 def dense_sweep(
-    grid: Grid, S: Tensor, g: Tensor, log_p: Tensor, f: Tensor, new_f: Tensor, sums: Tensor, *given: Any, **_: Any
+    grid: Grid, S: Tensor, stride: int, given: Tensors, out: Tensors, n: int, k: int, weight: int, **_: Any
 ) -> None:
-    found, softmin = dense.sweep(S, g, log_p, f, number(given[-1]))
+    (log_p, f, g), (new_f, sums) = given, out
+    found, softmin = dense.sweep(S, g, log_p, f, number(weight))
     new_f.copy_(found)
     sums.zero_()
     sums[0] = (softmin + g).exp2()
 
 
-def dense_absorb(grid: Grid, S: Tensor, f: Tensor, g: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
-    dense.absorb(S, f, g, out)
+def dense_absorb(grid: Grid, S: Tensor, strides: Any, potentials: Tensors, out: Tensor, *_: Any, **__: Any) -> None:
+    dense.absorb(S, *potentials, out)
 
 
 def dense_rescale(
@@ -74,43 +76,43 @@ def dense_rescale(
 
 
 def stream_softmin(
-    grid: Grid, A: Tensor, B: Tensor, bias: Tensor, out: Tensor, n: int, k: int, part: int, **_: Any
+    grid: Grid, factors: Tensors, bias: Tensor, out: Tensor, n: int, k: int, part: int, **_: Any
 ) -> None:
+    A, B = factors
     for split in range(grid[1]):
         here = slice(split * part, min((split + 1) * part, k))
         out[split] = stream.softmin(A, B[here], bias[here], 1)
 
 
-def stream_absorb(grid: Grid, A: Tensor, B: Tensor, f: Tensor, g: Tensor, out: Tensor, *_: Any, **__: Any) -> None:
-    stream.absorb(A, B, f, g, out)
+def stream_absorb(grid: Grid, factors: Tensors, potentials: Tensors, out: Tensor, *_: Any, **__: Any) -> None:
+    stream.absorb(*factors, *potentials, out)
 
 
 def tiled_softmin(
-    grid: Grid, A: Tensor, B: Tensor, bias: Tensor, first: Tensor, column: Tensor, out: Tensor, *_: Any, **more: Any
+    grid: Grid, factors: Tensors, bias: Tensor, lists: Tensors, out: Tensor, n: int, k: int, **more: Any
 ) -> None:
     out.fill_(-torch.inf)
-    out[0] = tiled.softmin(A, B, Tiles(more["SIZE"], len(A), len(B), first, column), bias, 1)
+    out[0] = tiled.softmin(*factors, Tiles(more["SIZE"], n, k, *lists), bias, 1)
 
 
 def tiled_read(
-    grid: Grid, A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor, W: Tensor, first: Tensor, column: Tensor,
-    out: Tensor, down: Tensor, *_: Any, **more: Any,
+    grid: Grid, factors: Tensors, f: Tensor, g: Tensor, moved: Tensors, lists: Tensors, out: Tensor, down: Tensor,
+    n: int, k: int, *_: Any, **more: Any,
 ) -> None:  # fmt: skip
-    tiles = Tiles(more["SIZE"], len(A), len(B), first, column)
-    found = tiled.read(A, B, tiles, f, g, V, W)
+    tiles = Tiles(more["SIZE"], n, k, *lists)
+    found = tiled.read(*factors, tiles, f, g, *moved)
     out.zero_()
     out[0] = found.TV
     if more["DOWN"]:  # all of a column in the first entry of its list
         ends = tiles.transposed.first
         kept = ends[:-1] < ends[1:]
-        sums = torch.nn.functional.pad(found.TtW[:, 0], (0, -len(B) % tiles.size)).view(-1, tiles.size)
+        sums = torch.nn.functional.pad(found.TtW[:, 0], (0, -k % tiles.size)).view(-1, tiles.size)
         down.zero_()
         down[0, tiles.by_column[ends[:-1][kept]]] = sums[kept].to(down.dtype)
 
 
-def tiled_down(
-    grid: Grid, down: Tensor, first: Tensor, entry: Tensor, out: Tensor, k: int, m: int, **more: Any
-) -> None:
+def tiled_down(grid: Grid, down: Tensor, lists: Tensors, out: Tensor, k: int, m: int, **_: Any) -> None:
+    first, entry = lists
     every = torch.arange(len(first) - 1, device=first.device)
     own = torch.repeat_interleave(every, first.diff()) == every[:, None]
     out.copy_((own.to(out.dtype) @ down.sum(0)[entry].to(out.dtype)).flatten()[:k, None])
@@ -130,28 +132,20 @@ def principal(
     out.copy_((cell << (64 - shift)) + ((bits ^ ((bits >> 63) & 2**63 - 1)) >> shift))
 
 
-def small_solve(
-    grid: Grid, S: Tensor, log_p: Tensor, log_q: Tensor, f: Tensor, plan: Tensor, new_f: Tensor, new_g: Tensor,
-    *given: Any, **_: Any,
-) -> None:  # fmt: skip
-    found = small.solve(S, log_p, log_q, f, new_g, given[-1])
-    for held, new in zip((plan, new_f, new_g), found, strict=True):
+def small_solve(grid: Grid, given: Tensors, strides: Any, out: Tensors, n: int, k: int, n_iter: int, **_: Any) -> None:
+    for held, new in zip(out, small.solve(*given, out[-1], n_iter), strict=True):
         held.copy_(new)
 
 
 def small_scalings(
-    grid: Grid, kernel: Tensor, p: Tensor, q: Tensor, u: Tensor, v: Tensor, n: int, k: int, plain: int, relaxed: int,
-    **_: Any,
-) -> None:  # fmt: skip
-    for held, new in zip((u, v), small.scalings(kernel, p, q, small.Effort(plain, relaxed)), strict=True):
+    grid: Grid, given: Tensors, out: Tensors, n: int, k: int, plain: int, relaxed: int, **_: Any
+) -> None:
+    for held, new in zip(out, small.scalings(*given, small.Effort(plain, relaxed)), strict=True):
         held.copy_(new)
 
 
-def ways(
-    grid: Grid, pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, matrix: Tensor,
-    n: int, m: int, **_: Any,
-) -> None:  # fmt: skip
-    matrix.view(torch.float64).copy_(paths.ways(pointer, target, length, distance, label, m))
+def ways(grid: Grid, graph: Tensors, distance: Tensor, label: Tensor, matrix: Tensor, n: int, m: int, **_: Any) -> None:
+    matrix.view(torch.float64).copy_(paths.ways(*graph, distance, label, m))
 
 
 def entries(
@@ -164,9 +158,9 @@ def entries(
 
 
 def search(
-    grid: Grid, low: Tensor, high: Tensor, target: Tensor, length: Tensor, source: Tensor, distance: Tensor,
-    queued: Tensor, queue: Tensor, state: Tensor, n: int, *_: Any, **__: Any,
-) -> None:  # fmt: skip
+    grid: Grid, graph: Tensors, source: Tensor, distance: Tensor, scratch: Tensors, n: int, *_: Any, **__: Any
+) -> None:
+    low, high, target, length = graph
     count = high - low[:n]
     pointer = torch.nn.functional.pad(count.cumsum(0), (1, 0)).int()
     shift = torch.repeat_interleave(low[:n] - pointer[:-1], count)
@@ -175,26 +169,26 @@ def search(
     distance.view(torch.float64).copy_(rows)
 
 
-def spread(grid: Grid, *given: Any, **_: Any) -> None:
-    for held, new in zip(given[5:7], paths.spread(*given[:5]), strict=True):
+def spread(grid: Grid, graph: Tensors, distance: Tensor, label: Tensor, *given: Any, **_: Any) -> None:
+    for held, new in zip(given[:2], paths.spread(*graph, distance, label), strict=True):
         held.copy_(new)
 
 
 def nearest(
-    grid: Grid, axes: Tensor, order: Tensor, lows: Tensor, highs: Tensor, keys: Tensor, n: int, k: int, *_: Any,
-    **__: Any,
-) -> None:  # fmt: skip
+    grid: Grid, axes: Tensor, order: Tensor, boxes: Tensors | None, keys: Tensor, n: int, k: int, d: int, **_: Any
+) -> None:
     points = torch.empty_like(axes.T)
     points[order] = axes.T
     keys.copy_(graphs.keys_of(graphs.nearest(points, k)))
 
 
-def edges(grid: Grid, keys: Tensor, place: Tensor, points: Tensor, *given: Any, **_: Any) -> None:
-    for held, new in zip(given[:5], graphs.edges_of(keys, points), strict=True):
+def edges(grid: Grid, found: Tensors, points: Tensor, edges: Tensors, doubtful: Tensors, *_: Any, **__: Any) -> None:
+    for held, new in zip(edges, graphs.edges_of(found[0], points), strict=True):
         held.copy_(new)
-    for held, value in zip(given[5:8], (torch.inf, -1, 0), strict=True):
+    *rest, label = doubtful
+    for held, value in zip(rest, (torch.inf, -1, 0), strict=True):
         held.fill_(value)
-    given[8].copy_(torch.arange(len(given[8])))
+    label.copy_(torch.arange(len(label)))
 
 
 def doubts(
@@ -208,14 +202,12 @@ def doubts(
     label.copy_(graphs.linked(held, waiting))
 
 
-def listed(
-    grid: Grid, length: Tensor, order: Tensor, pointer: Tensor, row: Tensor, target: Tensor, rank: Tensor, low: Tensor,
-    high: Tensor, *_: Any, **__: Any,
-) -> None:  # fmt: skip
+def listed(grid: Grid, given: Tensors, graph: Tensors, out: Tensors, entries: int, **_: Any) -> None:
+    (length, order), (pointer, row, target) = given, graph
     found = torch.full_like(length, torch.inf)
     found[order] = length
     held = Edges(pointer, row, target, _real(pointer, target), row)
-    for into, new in zip((rank, low, high), operator.itemgetter(0, 2, 3)(graphs.listed(held, found)), strict=True):
+    for into, new in zip(out, operator.itemgetter(0, 2, 3)(graphs.listed(held, found)), strict=True):
         into.copy_(new)
 
 
@@ -225,26 +217,21 @@ def _real(pointer: Tensor, target: Tensor) -> Tensor:
     return torch.where(every < pointer[-1], 1.0, torch.inf).double()
 
 
-def joined(
-    grid: Grid, length: Tensor, low: Tensor, high: Tensor, label: Tensor, state: Tensor, parts: Tensor, *_: Any,
-    **__: Any,
-) -> None:  # fmt: skip
-    parts.copy_(graphs.joined(Edges(label, *[low] * 4), Doubtful(low, length, low, high, state, label)))
+def joined(grid: Grid, doubtful: Tensors, parts: Tensor, *_: Any, **__: Any) -> None:
+    parts.copy_(graphs.joined(Edges(doubtful[-1], *doubtful[:4]), Doubtful(*doubtful)))
 
 
-def tries(grid: Grid, points: Tensor, pointer: Tensor, target: Tensor, length: Tensor, *given: Any, **_: Any) -> None:
-    n, factor = len(points), number(given[-1])
+def tries(
+    grid: Grid, graph: Tensors, doubtful: Tensors, scratch: Tensors, n: int, d: int, entries: int, factor: int, **_: Any
+) -> None:
+    points, pointer, target, length = graph
     row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
     padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
-    graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*given[:5], target), factor)
+    graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*doubtful), number(factor))
 
 
-def closed(
-    grid: Grid, waiting: Tensor, rank: Tensor, row: Tensor, target: Tensor, length: Tensor, low: Tensor, high: Tensor,
-    state: Tensor, told: Tensor, size: Tensor, *_: Any, **__: Any,
-) -> None:  # fmt: skip
-    doubtful = Doubtful(rank, waiting, low, high, state, rank)
-    told.copy_(graphs.closed(Edges(row, row, target, length, row), doubtful, size))
+def closed(grid: Grid, edges: Tensors, doubtful: Tensors, told: Tensor, size: Tensor, *_: Any, **__: Any) -> None:
+    told.copy_(graphs.closed(Edges(*edges), Doubtful(*doubtful), size))
 
 
 def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:
@@ -302,11 +289,21 @@ def variant(values: Iterable[Any], by_value: Iterable[bool], constants: dict[str
     asks, whether a tensor is aligned and an integer is 1 or a multiple of 16."""
     key: list[Hashable] = []
     for value, asked in zip(values, by_value, strict=False):
-        if isinstance(value, Tensor):
+        if isinstance(value, tuple):  # of whose elements Triton always asks
+            key.append(variant(value, [True] * len(value), {}))
+        elif value is None:
+            key.append(None)
+        elif isinstance(value, Tensor):
             key.append((value.dtype, asked and getattr(value, "held", value).data_ptr() % 16 == 0))
         elif isinstance(value, int):
             key.append((abs(value) >= 2**31, asked and (value == 1, value % 16 == 0)))
     return *key, *sorted(constants.items())
+
+
+def leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, and what tuples among them have."""
+    for value in values:
+        yield from leaves(value) if isinstance(value, tuple) else (value,)
 
 
 class _Kernel:
@@ -322,9 +319,11 @@ class _Kernel:
 
     def _launch(self, grid: Grid, *given: Any, num_warps: int = 4, num_stages: int = 2, **constants: Any) -> None:
         if self._name.startswith(WITHOUT_STRIDES):
-            assert all(each.is_contiguous() for each in given if isinstance(each, Tensor)), self._name
+            assert all(each.is_contiguous() for each in leaves(given) if isinstance(each, Tensor)), self._name
         # Triton before 3.4 takes every float for a float32, whatever is annotated.
-        assert not any(isinstance(each, float) for each in given), f"{self._name}: a number that is rounded on its way"
+        assert not any(isinstance(each, float) for each in leaves(given)), (
+            f"{self._name}: a number that is rounded on its way"
+        )
         options = {"num_warps": num_warps, "num_stages": num_stages}
         self._simulation.variants[self._name].add(variant(given, self._by_value, constants | options))
         body = partial(self._body, grid, **constants)

@@ -106,7 +106,7 @@ def graph_launches(d: int) -> Iterator[Case]:
 
 def trial_launches() -> Iterator[Case]:
     """The same for what a device is tried with."""
-    yield "trial", False, lambda: trial_kernels.one_kernel[(1,)](torch.zeros(1))
+    yield "trial", False, lambda: trial_kernels.one_kernel[(1,)]((torch.zeros(1),), ONE=(1.0,))
 
 
 def rescale_launches(dtype: torch.dtype) -> Iterator[Case]:
@@ -215,7 +215,6 @@ def test_the_check_finds_spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     A, f = torch.zeros(64, 64), torch.zeros(64)
     with compiled_for("sm_80") as made:
-        stream_kernels.softmin_kernel[(1,)](
-            A, A, f, f, 64, 64, 64, WIDTH=64, ROWS=64, COLUMNS=64, CHUNK=32, DOT="tf32x3", maxnreg=64
-        )
+        tile = stream.Tile(64, 64, 32, 4, 3, 64, "tf32x3")
+        stream_kernels.softmin_kernel[(1,)]((A, A), f, f, 64, 64, 64, TILE=tile, maxnreg=64)
     assert resources(made[0])["spilled"] > 0

@@ -21,7 +21,7 @@ def test_the_first_kernel_is_announced_and_one_on_disk_is_none(
     def launched(dtype: torch.dtype) -> None:
         triton_kernels.one_kernel.device_caches.clear()  # as a new process has none
         with caplog.at_level(logging.INFO, logger="torchgw"), compiled_for("sm_90"):
-            triton_kernels.one_kernel[(1,)](torch.zeros(1, dtype=dtype))
+            triton_kernels.one_kernel[(1,)]((torch.zeros(1, dtype=dtype),), ONE=(1.0,))
 
     for dtype, count in ((torch.float32, 1), (torch.float64, 2), (torch.float32, 2)):
         launched(dtype)

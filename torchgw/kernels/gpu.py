@@ -39,7 +39,8 @@ def failure(device: torch.device) -> str | None:
     """Launch the smallest kernel on the device; the reason if that fails. Once per process and device.
 
     Triton builds its launchers with a C compiler at the first launch. A machine may have Triton and a GPU, but no
-    compiler, no headers of Python, or a driver that is too old.
+    compiler, no headers of Python, or a driver that is too old. Triton before 3.4 does not
+    take the tuples that kernels are given.
     """
     from torchgw.kernels import compilations, triton_kernels
 
@@ -47,7 +48,7 @@ def failure(device: torch.device) -> str | None:
     out = torch.zeros(1, dtype=torch.float32, device=device)
     try:
         with active(out):
-            triton_kernels.one_kernel[(1,)](out)
+            triton_kernels.one_kernel[(1,)]((out,), ONE=(1.0,))
     except Exception as error:
         if out_of_memory(error):
             raise

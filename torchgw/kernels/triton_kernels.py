@@ -5,6 +5,6 @@ import triton.language as tl
 
 
 @triton.jit
-def one_kernel(out):
-    """out[0] = 1"""
-    tl.store(out, 1.0)
+def one_kernel(out, ONE: tl.constexpr):
+    """The number of a tuple into the tensor of a tuple: a version that cannot take one fails here, not in a solve."""
+    tl.store(out[0], ONE[0])

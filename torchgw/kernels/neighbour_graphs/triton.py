@@ -16,11 +16,12 @@ ROWS, COLUMNS = 16, 128  # of a tile of distances
 BLOCK = 256  # entries
 EDGES = 32  # of a point, at a time
 TOGETHER = {"LISTED": 1024, "num_warps": 16}  # of the one program that joins parts
-STEP = {"NODES": 16, "EDGES": 32, "num_warps": 8}  # of a search: no thread holds what another does
 LINKED = 64  # edges of a point that link their ends together, a thread each at most, on GPUs of either maker
 SEARCHES = 4  # that a multiprocessor runs at once
 ALIGNED = 4  # numbers of 32 bits in 16 bytes
 ROUNDS, SWEEPS = 4, 4  # of tries: launches, and turns of each program in one
+# Of a search: nodes of a step, edges of each, and sweeps; no thread holds what another does.
+STEP = {"STEP": (16, 32, SWEEPS), "num_warps": 8}
 
 
 def unable(workload: Workload) -> str | None:
@@ -44,13 +45,12 @@ def build() -> Graphs:
         (n, d), device = points.shape, points.device
         keys = torch.empty(2 * n * k, dtype=torch.int64, device=device)
         axes = (points if order is None else points[order]).T.contiguous()
-        boxes = (axes, axes) if order is None else _boxes(axes)
+        boxes = None if order is None else _boxes(axes)
         order = torch.arange(n, device=device) if order is None else order
         with gpu.active(points):
             kernels.nearest_kernel[(gpu.divided(n, ROWS),)](
-                axes, order, *boxes, keys, n, k, d, BOXES=boxes[0] is not axes, ROWS=ROWS, COLUMNS=COLUMNS,
-                KEPT=gpu.power_of_two(k), num_warps=8,
-            )  # fmt: skip
+                axes, order, boxes, keys, n, k, d, BLOCK=(ROWS, COLUMNS, gpu.power_of_two(k)), num_warps=8
+            )
         keys = keys.sort().values
         place = (keys[1:] != keys[:-1]).cumsum(0, dtype=torch.int32)
         entries = len(keys)
@@ -62,21 +62,19 @@ def build() -> Graphs:
         rank, low, high, state = ints[2:]
         with gpu.active(points):
             kernels.edges_kernel[(gpu.divided(entries, BLOCK),)](
-                keys, place, points, *made, waiting, rank, state, label, n, d, entries, BLOCK=BLOCK
+                (keys, place), points, made, (waiting, rank, state, label), n, d, entries, BLOCK=BLOCK
             )
             kernels.doubts_kernel[(n,)](*made[:1], *made[2:], waiting, label, EDGES=EDGES, LINKED=LINKED, num_warps=1)
             length, order = waiting.sort(stable=True)
             kernels.listed_kernel[(gpu.divided(entries, ROWS),)](
-                length, order, *made[:3], rank, low, high, entries, BLOCK=ROWS, EDGES=EDGES, num_warps=1
+                (length, order), made[:3], (rank, low, high), entries, BLOCK=ROWS, EDGES=EDGES, num_warps=1
             )
         return made, Doubtful(rank, length, low, high, state, label)
 
     def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
         n, parts = len(edges.pointer) - 1, edges.pointer.new_empty(1)
         with gpu.active(parts):
-            kernels.joined_kernel[(1,)](
-                *doubtful[1:4], doubtful.label, doubtful.state, parts, n, len(edges.row), **TOGETHER
-            )
+            kernels.joined_kernel[(1,)](doubtful, parts, n, len(edges.row), **TOGETHER)
         return parts
 
     def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
@@ -88,17 +86,16 @@ def build() -> Graphs:
         with gpu.active(points):
             for _ in range(ROUNDS):
                 kernels.tries_kernel[(programs,)](
-                    points, edges.pointer, edges.target, edges.length, *doubtful[:5], distance, queued, queue, touched,
-                    n, d, len(edges.row), gpu.bits(factor), SWEEPS=SWEEPS, **STEP,
+                    (points, edges.pointer, edges.target, edges.length), doubtful, (distance, queued, queue, touched),
+                    n, d, len(edges.row), gpu.bits(factor), **STEP,
                 )  # fmt: skip
 
     def closed(edges: Edges, doubtful: Doubtful, size: Tensor) -> Tensor:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
         with gpu.active(told):
             kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
-                doubtful.length, doubtful.rank, *edges[1:4], *doubtful[2:5], told, size, len(edges.row),
-                MOST=TOLD, BLOCK=BLOCK,
-            )  # fmt: skip
+                edges, doubtful, told, size, len(edges.row), MOST=TOLD, BLOCK=BLOCK
+            )
         return told
 
     return Graphs(neighbours, joined, tried, closed)

@@ -14,14 +14,17 @@ UNDECIDED, STAYS, CUT = tl.constexpr(graphs.UNDECIDED), tl.constexpr(graphs.STAY
 
 @triton.jit(do_not_specialize=["n", "k", "d"])
 def nearest_kernel(
-    points, order, lows, highs, keys, n, k, d,
-    BOXES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KEPT: tl.constexpr,
+    points, order, boxes, keys, n, k, d, BLOCK: tl.constexpr
 ):  # fmt: skip
     """The k points nearest to each of ROWS points, as the keys i * n + j and j * n + i of the edges between them.
 
-    Of equally near ones the first are taken. ``points`` (d, n) are in an ``order``; ``lows`` and ``highs`` (d, tiles)
-    bound each tile of COLUMNS of them, which the points that are out of reach are left out by.
+    Of equally near ones the first are taken. ``points`` (d, n) are in an ``order``. Of the ``boxes``, if there are any,
+    the lows and highs (d, tiles) bound each tile of COLUMNS of them, which the points that are out of reach are left
+    out by. The KEPT points nearest, a power of two, fit what a row has in registers.
     """
+    ROWS: tl.constexpr = BLOCK[0]
+    COLUMNS: tl.constexpr = BLOCK[1]
+    KEPT: tl.constexpr = BLOCK[2]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lane, slot = tl.arange(0, COLUMNS), tl.arange(0, KEPT)
     there = row < n
@@ -34,7 +37,8 @@ def nearest_kernel(
     for step in range(tiles):
         tile = (own + step) % tiles
         away = tl.zeros((), tl.float64)
-        if BOXES:
+        if boxes is not None:
+            lows, highs = boxes
             low, high = lows, highs
             for _ in range(d):
                 above, below = tl.load(low + tile) - tl.load(high + own), tl.load(low + own) - tl.load(high + tile)
@@ -73,22 +77,25 @@ def nearest_kernel(
 
 @triton.jit(do_not_specialize=["n", "d", "entries"])
 def edges_kernel(
-    keys, place, points, pointer, row, target, length, mutual, waiting, rank, state, label, n, d, entries,
-    BLOCK: tl.constexpr,
+    found, points, edges, doubtful, n, d, entries, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """CSR rows of the edges with these sorted keys, of which twice the same is one: a mutual edge.
+    """CSR rows, the ``edges``, of those with sorted keys, of which twice the same is one: a mutual edge.
 
-    ``place`` (entries - 1,) counts the others up to the next one. Behind them come as many as there are pairs, of
-    infinite length, from point 0 to itself. Of all entries none ``waits``, has a ``rank`` or a ``state``. The ``label``
-    (n,) of a point is its number.
+    What is ``found`` are the keys and ``place`` (entries - 1,), which counts the others up to the next one. Behind them
+    come as many as there are pairs, of infinite length, from point 0 to itself. ``doubtful`` is
+    (waiting, rank, state, label): of all entries none ``waits``, has a ``rank`` or a ``state``, and the ``label`` (n,)
+    of a point is its number.
     """
+    keys, place = found
+    pointer, row, target, length, mutual = edges
+    waiting, rank, state, label = doubtful
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < entries
     key = tl.load(keys + at, mask=inside, other=0)
     before = tl.load(keys + at - 1, mask=inside & (at > 0), other=-1)
     after = tl.load(keys + at + 1, mask=at + 1 < entries, other=-1)
     spot = tl.load(place + at - 1, mask=inside & (at > 0), other=0)
-    edges = tl.load(place + entries - 2) + 1
+    count = tl.load(place + entries - 2) + 1
     fresh = key != before
     one, other = (key // n).to(tl.int32), (key % n).to(tl.int32)
     square = tl.zeros((BLOCK,), tl.float64)
@@ -96,7 +103,7 @@ def edges_kernel(
         x = tl.load(points + one.to(tl.int64) * d + axis, mask=inside & fresh, other=0.0)
         y = tl.load(points + other.to(tl.int64) * d + axis, mask=inside & fresh, other=0.0)
         square += (x - y) * (x - y)
-    spot = tl.where(fresh, spot, edges + at - spot - 1)
+    spot = tl.where(fresh, spot, count + at - spot - 1)
     tl.store(row + spot, tl.where(fresh, one, 0), mask=inside)
     tl.store(target + spot, tl.where(fresh, other, 0), mask=inside)
     tl.store(length + spot, tl.where(fresh, tl.sqrt(square), float("inf")), mask=inside)
@@ -106,7 +113,7 @@ def edges_kernel(
     tl.store(state + at, UNDECIDED, mask=inside)
     tl.store(label + at, at, mask=at < n)
     tl.store(pointer + one, spot, mask=inside & fresh & ((at == 0) | (one != (before // n).to(tl.int32))))
-    tl.store(pointer + n, edges, mask=tl.program_id(0) == 0)
+    tl.store(pointer + n, count, mask=tl.program_id(0) == 0)
 
 
 @triton.jit
@@ -160,10 +167,15 @@ def doubts_kernel(pointer, target, length, mutual, waiting, label, EDGES: tl.con
 
 
 @triton.jit(do_not_specialize=["entries"])
-def listed_kernel(
-    waiting, order, pointer, row, target, rank, low, high, entries, BLOCK: tl.constexpr, EDGES: tl.constexpr
-):
-    """The ends of the edges that wait, shortest first, and the ``rank`` of each at its two entries of the graph."""
+def listed_kernel(found, graph, out, entries, BLOCK: tl.constexpr, EDGES: tl.constexpr):
+    """The ends of the edges that wait, shortest first, and the ``rank`` of each at its two entries of the graph.
+
+    What is ``found`` are their lengths and their entries; the ``graph`` is (pointer, row, target), and ``out`` is
+    (rank, low, high).
+    """
+    waiting, order = found
+    pointer, row, target = graph
+    rank, low, high = out
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     listed = at < entries
     listed &= tl.load(waiting + at, mask=listed, other=float("inf")) < float("inf")
@@ -183,12 +195,14 @@ def listed_kernel(
 
 
 @triton.jit(do_not_specialize=["n", "entries"])
-def joined_kernel(waiting, low, high, label, state, parts, n, entries, LISTED: tl.constexpr):
+def joined_kernel(doubtful, parts, n, entries, LISTED: tl.constexpr):
     """Marks the edges that join parts which neither edges that stay nor those before them do, as in a spanning tree,
     and counts the parts that are left: by one program, as few edges do.
 
-    ``label`` (n,) leads from each point to the first of its part, step by step.
+    ``doubtful`` is a `torchgw.kernels.neighbour_graphs.graphs.Doubtful`, whose label leads from each point to the
+    first of its part, step by step.
     """
+    _, waiting, low, high, state, label = doubtful
     listing = tl.arange(0, LISTED)
     first = 0
     ahead = 1
@@ -222,13 +236,19 @@ def joined_kernel(waiting, low, high, label, state, parts, n, entries, LISTED: t
     tl.store(parts, count)
 
 
-@triton.jit(do_not_specialize=["n", "d", "turn", "hope", "goal"])
-def _reached(
-    points, pointer, target, length, rank, state, distance, queued, queue, touched, n, d, turn, hope, begin, goal,
-    limit, NODES: tl.constexpr, EDGES: tl.constexpr,
-):  # fmt: skip
-    """Whether a path of at most the limit leads from a point to a goal, by edges that stay before an edge has its turn;
-    in hope by those that may. ``distance`` and ``queued`` are left as they were."""
+@triton.jit
+def _reached(graph, decisions, scratch, sizes, attempt, ends, limit, STEP: tl.constexpr):
+    """Whether a path of at most the limit leads from the first of its ends to the other, the goal, by edges that stay
+    before an edge has its turn; in hope by those that may. The ``attempt`` is (turn, hope), and the ``decisions`` are
+    (rank, state). ``distance`` and ``queued``, of the ``scratch``, are left as they were."""
+    points, pointer, target, length = graph
+    rank, state = decisions
+    distance, queued, queue, touched = scratch
+    n, d = sizes
+    turn, hope = attempt
+    begin, goal = ends
+    NODES: tl.constexpr = STEP[0]
+    EDGES: tl.constexpr = STEP[1]
     at, edge, every = tl.arange(0, NODES), tl.arange(0, EDGES), tl.arange(0, NODES * EDGES)
     most = limit * ROUNDED
     tl.debug_barrier()
@@ -293,16 +313,22 @@ def _reached(
 
 @triton.jit(do_not_specialize=["n", "d", "entries", "factor"])
 def tries_kernel(
-    points, pointer, target, length, rank, waiting, low, high, state, distance, queued, queue, touched, n, d, entries,
-    factor, SWEEPS: tl.constexpr, NODES: tl.constexpr, EDGES: tl.constexpr,
+    graph, doubtful, scratch, n, d, entries, factor, STEP: tl.constexpr
 ):  # fmt: skip
     """Decides of edges that wait, each program of every so many of them and so many times in turn, whether each stays
     or is cut, as far as those before it are decided.
 
-    ``distance`` (programs, n) is infinite, ``queued`` (programs, n) is zero, as is ``state`` where nothing is decided.
+    The ``graph`` is (points, pointer, target, length), and ``doubtful`` is a
+    `torchgw.kernels.neighbour_graphs.graphs.Doubtful`, whose state is zero where nothing is decided. The ``scratch`` is
+    (distance, queued, queue, touched): ``distance`` (programs, n) is infinite, ``queued`` (programs, n) is zero. A STEP
+    has so many nodes and edges of each, and is done in so many sweeps.
     """
+    rank, waiting, low, high, state, _ = doubtful
+    distance, queued, queue, touched = scratch
+    SWEEPS: tl.constexpr = STEP[2]
     program = tl.program_id(0)
     row = program.to(tl.int64) * n
+    own_scratch = distance + row, queued + row, queue + 2 * row, touched + row
     factor = factor.to(tl.float64, bitcast=True)
     sweep = 0
     while sweep < SWEEPS:
@@ -315,9 +341,8 @@ def tries_kernel(
                 if tl.load(state + turn, volatile=True) == UNDECIDED:
                     begin, goal = tl.load(low + turn), tl.load(high + turn)
                     there = _reached(
-                        points, pointer, target, length, rank, state, distance + row, queued + row, queue + 2 * row,
-                        touched + row, n, d, turn, hope, begin, goal, factor * own, NODES, EDGES,
-                    )  # fmt: skip
+                        graph, (rank, state), own_scratch, (n, d), (turn, hope), (begin, goal), factor * own, STEP
+                    )
                     tl.debug_barrier()
                     tl.store(state + turn, STAYS, mask=(hope == 0) & (there != 0))
                     tl.store(state + turn, CUT, mask=(hope == 1) & (there == 0))
@@ -329,13 +354,13 @@ def tries_kernel(
 
 
 @triton.jit(do_not_specialize=["entries"])
-def closed_kernel(
-    waiting, rank, row, target, length, low, high, state, told, size, entries,
-    MOST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def closed_kernel(edges, doubtful, told, size, entries, MOST: tl.constexpr, BLOCK: tl.constexpr):
     """The graph, in the unit at ``size``, without the edges that were cut, which become loops of infinite length. Of
     those in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order.
-    With the undecided ones count those of no length."""
+    With the undecided ones count those of no length. ``edges`` and ``doubtful`` are the records of
+    `torchgw.kernels.neighbour_graphs.graphs`."""
+    _, row, target, length, _ = edges
+    rank, waiting, low, high, state, _ = doubtful
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < entries
     listed = tl.load(waiting + at, mask=inside, other=float("inf")) < float("inf")

@@ -53,12 +53,13 @@ def build() -> Searches:
         found = length.new_empty(len(sources), n)
         for part, into in zip(torch.split(sources.contiguous(), most), torch.split(found, most), strict=True):
             queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
-            state = target.new_empty(len(part), 2)
+            state, chosen = target.new_empty(len(part), 2), step(len(part), length.device)
             with gpu.active(length):
                 for launch, rounds in enumerate(budgets):
                     kernels.search_kernel[(len(part),)](
-                        low, high, target, length, part, into.view(torch.int64), queued, queue, state, n, launch,
-                        rounds, **step(len(part), length.device),
+                        (low, high, target, length), part, into.view(torch.int64), (queued, queue, state), n, launch,
+                        rounds, STEP=(chosen["NODES"], chosen["EDGES"], chosen["QUEUED"]),
+                        num_warps=chosen["num_warps"],
                     )  # fmt: skip
         return found
 
@@ -71,7 +72,7 @@ def build() -> Searches:
         column, high = target.new_empty(count, count), target.new_empty(count)
         with gpu.active(length):
             kernels.ways_kernel[(gpu.divided(n, STEP["NODES"]),)](
-                pointer, target, length, distance, label, matrix.view(torch.int64), n, m, **STEP
+                (pointer, target, length), distance, label, matrix.view(torch.int64), n, m, **STEP
             )
             kernels.entries_kernel[(count,)](matrix, high, column, listed, count, m, BLOCK=ENTRIES)
         low = torch.arange(0, count * count, count, dtype=high.dtype, device=label.device)
@@ -83,7 +84,7 @@ def build() -> Searches:
         new, n = (torch.empty_like(distance), torch.empty_like(label)), len(label)
         with gpu.active(length):
             kernels.spread_kernel[(gpu.divided(n, STEP["NODES"]),)](
-                pointer, target, length, distance, label, *new, n, **STEP
+                (pointer, target, length), distance, label, *new, n, **STEP
             )
         return new
 

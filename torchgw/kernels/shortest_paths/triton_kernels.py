@@ -7,9 +7,10 @@ INFINITE = tl.constexpr(0x7FF0000000000000)  # the bits of infinity
 
 
 @triton.jit(do_not_specialize=["n", "m"])
-def ways_kernel(pointer, target, length, distance, label, matrix, n, m, NODES: tl.constexpr, EDGES: tl.constexpr):
+def ways_kernel(graph, distance, label, matrix, n, m, NODES: tl.constexpr, EDGES: tl.constexpr):
     """The shortest ways by one edge from the centre of each cell to that of another, into a matrix (m, m) of infinite
     numbers, given as the integers that have their bits."""
+    pointer, target, length = graph
     node = tl.program_id(0) * NODES + tl.arange(0, NODES)
     inside = node < n
     own = tl.load(distance + node, mask=inside, other=0.0)
@@ -43,17 +44,20 @@ def entries_kernel(matrix, high, target, length, m, stride, BLOCK: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=["n", "resumed", "rounds"])
-def search_kernel(
-    lows, highs, target, length, source, distance, queued, queue, state, n, resumed, rounds,
-    NODES: tl.constexpr, EDGES: tl.constexpr, QUEUED: tl.constexpr,
-):  # fmt: skip
+def search_kernel(graph, source, distance, scratch, n, resumed, rounds, STEP: tl.constexpr):
     """Distances of the n points from source pid, as the integers that have their bits: rounds of Bellman and Ford over
     the points whose distance fell since they were looked at last, of which each round takes about the NODES nearest.
 
-    The edges of a point are the entries from ``lows`` to ``highs``. ``queued`` (M, n) is whether a point is in the
-    ``queue`` (M, 2, n). What is left after so many ``rounds`` another launch does, ``resumed`` from the ``state``
-    (M, 2): the length of the queue, and which half of it.
+    The ``graph`` is (lows, highs, target, length): the edges of a point are the entries from ``lows`` to ``highs``. The
+    ``scratch`` is (queued, queue, state): ``queued`` (M, n) is whether a point is in the ``queue`` (M, 2, n). What is
+    left after so many ``rounds`` another launch does, ``resumed`` from the ``state`` (M, 2): the length of the queue,
+    and which half of it. A STEP has so many nodes, edges of each, and points of the queue that are looked at together.
     """
+    lows, highs, target, length = graph
+    queued, queue, state = scratch
+    NODES: tl.constexpr = STEP[0]
+    EDGES: tl.constexpr = STEP[1]
+    QUEUED: tl.constexpr = STEP[2]
     search = tl.program_id(0).to(tl.int64)
     begin = tl.load(source + search).to(tl.int32)
     distance += search * n
@@ -127,9 +131,10 @@ def search_kernel(
 
 @triton.jit(do_not_specialize=["n"])
 def spread_kernel(
-    pointer, target, length, distance, label, new_distance, new_label, n, NODES: tl.constexpr, EDGES: tl.constexpr
-):
+    graph, distance, label, new_distance, new_label, n, NODES: tl.constexpr, EDGES: tl.constexpr
+):  # fmt: skip
     """Distances to the nearest centre, and its label, by way of one edge more: see the reference."""
+    pointer, target, length = graph
     node = tl.program_id(0) * NODES + tl.arange(0, NODES)
     inside = node < n
     best = tl.load(distance + node, mask=inside, other=0.0)

@@ -56,8 +56,8 @@ def build() -> Any:
         rows, columns, warps = tile(n, k, score.element_size())
         with gpu.active(score):
             kernels.solve_kernel[(batch,)](
-                score, log_p.contiguous(), log_q.contiguous(), f, plan, new_f, new_g, n, k, f.stride(0), f.stride(1),
-                n_iter, TINY=torch.finfo(score.dtype).tiny, ROWS=rows, COLUMNS=columns, num_warps=warps,
+                (score, log_p.contiguous(), log_q.contiguous(), f), f.stride(), (plan, new_f, new_g), n, k, n_iter,
+                BLOCK=(rows, columns), TINY=torch.finfo(score.dtype).tiny, num_warps=warps,
             )  # fmt: skip
         return plan, new_f, new_g
 
@@ -66,8 +66,8 @@ def build() -> Any:
         rows, columns, warps = tile(n, k, kernel.element_size())
         with gpu.active(kernel):
             kernels.scalings_kernel[(batch,)](
-                kernel.contiguous(), p.contiguous(), q.contiguous(), u, v, n, k, *effort,
-                WEIGHT=RELAXATION, ROWS=rows, COLUMNS=columns, num_warps=warps,
+                (kernel.contiguous(), p.contiguous(), q.contiguous()), (u, v), n, k, *effort,
+                BLOCK=(rows, columns), WEIGHT=RELAXATION, num_warps=warps,
             )  # fmt: skip
         return u, v
 

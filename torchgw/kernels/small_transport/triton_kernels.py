@@ -18,10 +18,17 @@ def half_step(exponent, log_mass, axis: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "k", "n_iter"])
 def solve_kernel(
-    S, log_p, log_q, f, plan, new_f, new_g, n, k, stride_batch, stride_row, n_iter,
-    TINY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    given, strides, out, n, k, n_iter, BLOCK: tl.constexpr, TINY: tl.constexpr
 ):  # fmt: skip
-    """Problem pid of S (B, n, k): an iteration in the log domain from f, then scalings; see the reference."""
+    """Problem pid of S (B, n, k): an iteration in the log domain from f, then scalings; see the reference.
+
+    ``given`` is (S, log_p, log_q, f), f with ``strides`` along problems and rows; ``out`` is (plan, f, g).
+    """
+    S, log_p, log_q, f = given
+    stride_batch, stride_row = strides
+    plan, new_f, new_g = out
+    ROWS: tl.constexpr = BLOCK[0]
+    COLUMNS: tl.constexpr = BLOCK[1]
     problem = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     there_n, there_k = row < n, column < k
@@ -51,9 +58,16 @@ def solve_kernel(
 
 @triton.jit(do_not_specialize=["n", "k", "plain", "relaxed"])
 def scalings_kernel(
-    kernel, p, q, new_u, new_v, n, k, plain, relaxed, WEIGHT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Scalings of problem pid of kernels (B, n, k) by plain iterations and over-relaxed ones; see the reference."""
+    given, out, n, k, plain, relaxed, BLOCK: tl.constexpr, WEIGHT: tl.constexpr
+):  # fmt: skip
+    """Scalings of problem pid of kernels (B, n, k) by plain iterations and over-relaxed ones; see the reference.
+
+    ``given`` is (kernel, p, q), ``out`` is (u, v).
+    """
+    kernel, p, q = given
+    new_u, new_v = out
+    ROWS: tl.constexpr = BLOCK[0]
+    COLUMNS: tl.constexpr = BLOCK[1]
     problem = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     there_n, there_k = row < n, column < k

@@ -65,8 +65,8 @@ def build() -> Kernel:
         out = bias.new_empty(splits, n_kept)
         with gpu.active(score):
             kernels.softmin_kernel[(gpu.divided(n_kept, kept), splits)](
-                score, bias.contiguous(), out, n_kept, n_summed, score.stride(kept_axis), score.stride(axis), part,
-                KEPT=kept, SUMMED=summed,
+                score, (score.stride(kept_axis), score.stride(axis)), bias.contiguous(), out, n_kept, n_summed, part,
+                BLOCK=(kept, summed),
             )  # fmt: skip
         return sum_of_parts(out)
 
@@ -78,22 +78,11 @@ def build() -> Kernel:
         if width > WIDEST[size] or score.stride(1) != 1:
             return two_reads(score, g, log_p, f, weight)
         programs = min(n, max(WARPS_PER_PROCESSOR // warps, 1) * gpu.processors(score.device))
-        g, log_p, f = g.contiguous(), log_p.contiguous(), f.contiguous()
-        new_f, partial = torch.empty_like(f), g.new_empty(programs, k)
+        given = log_p.contiguous(), f.contiguous(), g.contiguous()
+        new_f, partial = torch.empty_like(given[1]), g.new_empty(programs, k)
         with gpu.active(score):
             kernels.sweep_kernel[(programs,)](
-                score,
-                g,
-                log_p,
-                f,
-                new_f,
-                partial,
-                n,
-                k,
-                score.stride(0),
-                gpu.bits(weight),
-                WIDTH=width,
-                num_warps=warps,
+                score, score.stride(0), given, (new_f, partial), n, k, gpu.bits(weight), WIDTH=width, num_warps=warps
             )
         return new_f, logarithms(partial.sum(0)).sub_(g)
 
@@ -103,9 +92,8 @@ def build() -> Kernel:
         grid = (gpu.divided(n, rows), gpu.divided(k, ABSORB_COLUMNS))
         with gpu.active(score):
             kernels.absorb_kernel[grid](
-                score, f.contiguous(), g.contiguous(), out, n, k,
-                score.stride(0), score.stride(1), out.stride(0), out.stride(1),
-                ROWS=rows, COLUMNS=ABSORB_COLUMNS,
+                score, score.stride(), (f.contiguous(), g.contiguous()), out, out.stride(), n, k,
+                BLOCK=(rows, ABSORB_COLUMNS),
             )  # fmt: skip
         return out
 

@@ -20,10 +20,12 @@ def merge(highest, total, exponent):
 
 @triton.jit(do_not_specialize=["n_kept", "n_summed", "per_split"])
 def softmin_kernel(
-    S, bias, out, n_kept, n_summed, stride_kept, stride_summed, per_split,
-    KEPT: tl.constexpr, SUMMED: tl.constexpr,
+    S, strides, bias, out, n_kept, n_summed, per_split, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """out[split, i] = log2 sum_j 2^(S[i, j] + bias[j]) over the j of this split."""
+    """out[split, i] = log2 sum_j 2^(S[i, j] + bias[j]) over the j of this split; S has ``strides`` along i and j."""
+    KEPT: tl.constexpr = BLOCK[0]
+    SUMMED: tl.constexpr = BLOCK[1]
+    stride_kept, stride_summed = strides
     kept = tl.program_id(0) * KEPT + tl.arange(0, KEPT)
     split = tl.program_id(1)
     first = split * per_split
@@ -46,14 +48,14 @@ def softmin_kernel(
 
 
 @triton.jit(do_not_specialize=["n", "k", "weight"])
-def sweep_kernel(
-    S, g, log_p, f, new_f, partial, n, k, stride, weight,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
+def sweep_kernel(S, stride, given, out, n, k, weight, WIDTH: tl.constexpr):
     """Rows pid, pid + P, ... of a score whose rows fit the registers of a program: their f, then their plan's columns.
 
-    partial[pid, j] = sum over those rows of 2^(S + f' + g), added up in registers: no atomics, one read.
+    ``given`` is (log_p, f, g), ``out`` is (f', partial), where partial[pid, j] = sum over those rows of
+    2^(S + f' + g), added up in registers: no atomics, one read.
     """
+    log_p, f, g = given
+    new_f, partial = out
     program = tl.program_id(0)
     column = tl.arange(0, WIDTH)
     inside = column < k
@@ -78,8 +80,10 @@ def sweep_kernel(
 
 
 @triton.jit
-def store_plan(score, f, g, out, row, column, n, k, out_n, out_k):
-    """out = 2^max(S + f + g, -120) on a tile, zero where f or g is -inf."""
+def store_plan(score, potentials, out, strides, row, column, n, k):
+    """out = 2^max(S + f + g, -120) on a tile, zero where f or g is -inf; ``strides`` are those of out."""
+    f, g = potentials
+    out_n, out_k = strides
     left = tl.load(f + row, mask=row < n, other=0.0)
     right = tl.load(g + column, mask=column < k, other=0.0)
     plan = tl.exp2(tl.maximum(score.to(left.dtype) + left[:, None] + right[None, :], LOWEST_EXPONENT))
@@ -91,17 +95,19 @@ def store_plan(score, f, g, out, row, column, n, k, out_n, out_k):
 
 @triton.jit(do_not_specialize=["n", "k"])
 def absorb_kernel(
-    S, f, g, out, n, k, stride_n, stride_k, out_n, out_k,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    S, strides, potentials, out, out_strides, n, k, BLOCK: tl.constexpr
 ):  # fmt: skip
     """`store_plan` of all of S, in one read and one write."""
+    ROWS: tl.constexpr = BLOCK[0]
+    COLUMNS: tl.constexpr = BLOCK[1]
+    stride_n, stride_k = strides
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row[:, None] < n) & (column[None, :] < k)
     score = tl.load(
         S + row[:, None].to(tl.int64) * stride_n + column[None, :].to(tl.int64) * stride_k, mask=inside, other=0.0
     )
-    store_plan(score, f, g, out, row, column, n, k, out_n, out_k)
+    store_plan(score, potentials, out, out_strides, row, column, n, k)
 
 
 @triton.jit

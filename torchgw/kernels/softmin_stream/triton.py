@@ -21,6 +21,7 @@ class Tile(NamedTuple):
     rows, columns : of a tile.
     chunk : columns of the factors in one product.
     warps, stages : of a program, and of its pipeline.
+    width, product : columns of the factors, and the arithmetic of a product, see `products`.
     """
 
     rows: int
@@ -28,6 +29,8 @@ class Tile(NamedTuple):
     chunk: int
     warps: int
     stages: int
+    width: int
+    product: str
 
 
 def tile(width: int, dtype: torch.dtype, product: str) -> Tile:
@@ -38,9 +41,9 @@ def tile(width: int, dtype: torch.dtype, product: str) -> Tile:
     sm_80, so these take thin chunks.
     """
     if dtype == torch.float64:
-        return Tile(32, 32, 16, 8, 2)
+        return Tile(32, 32, 16, 8, 2, width, product)
     thin = width <= 16 or (dtype == torch.float32 and product != "tf32")
-    return Tile(64, 128, 16 if thin else 32, 4, 3)
+    return Tile(64, 128, 16 if thin else 32, 4, 3, width, product)
 
 
 def products(dot: str, dtype: torch.dtype) -> tuple[str, bool]:
@@ -53,7 +56,12 @@ def blocks(workload: Workload) -> dict[str, int]:
     """The block sizes that a workload gets."""
     chosen = tile(workload.rank, workload.dtype, products(workload.dot, workload.dtype)[0])
     n, k = workload.shape
-    return chosen._asdict() | {"splits": splits(n, k, chosen, workload.device)}
+    return sizes(chosen) | {"splits": splits(n, k, chosen, workload.device)}
+
+
+def sizes(chosen: Tile) -> dict[str, int]:
+    """The sizes that a tile is chosen by, and its warps and stages."""
+    return dict(zip(Tile._fields[:5], chosen[:5], strict=True))
 
 
 def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
@@ -111,7 +119,7 @@ def build(dot: str = "") -> Kernel:
         out = bias.new_empty(parts, n)
         with gpu.active(kept):
             kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
-                kept, summed, bias.contiguous(), out, n, k, part, **launch(chosen, width, product)
+                (kept, summed), bias.contiguous(), out, n, k, part, **launch(chosen)
             )
         return sum_of_parts(out)
 
@@ -122,22 +130,13 @@ def build(dot: str = "") -> Kernel:
         grid = (gpu.divided(n, chosen.rows), gpu.divided(k, chosen.columns))
         with gpu.active(A):
             kernels.absorb_kernel[grid](
-                A, B, f.contiguous(), g.contiguous(), out, n, k, out.stride(0), out.stride(1),
-                **launch(chosen, width, product),
-            )  # fmt: skip
+                (A, B), (f.contiguous(), g.contiguous()), out, out.stride(), n, k, **launch(chosen)
+            )
         return out
 
     return Kernel(softmin, in_two_reads(softmin), absorb, partial(prepare, dot=dot))
 
 
-def launch(chosen: Tile, width: int, product: str) -> dict[str, Any]:
-    """The compile-time arguments of a launch on factors of ``width`` columns."""
-    return {
-        "WIDTH": width,
-        "ROWS": chosen.rows,
-        "COLUMNS": chosen.columns,
-        "CHUNK": chosen.chunk,
-        "DOT": product,
-        "num_warps": chosen.warps,
-        "num_stages": chosen.stages,
-    }
+def launch(chosen: Tile) -> dict[str, Any]:
+    """The compile-time arguments of a launch."""
+    return {"TILE": chosen, "num_warps": chosen.warps, "num_stages": chosen.stages}

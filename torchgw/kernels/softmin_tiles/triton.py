@@ -51,16 +51,17 @@ def read_block(size: int, width: int, dtype: torch.dtype, product: str, d: int) 
     Without products with V they suffice for programs of few warps, many of which wait for their lists at a time.
     """
     if dtype == torch.float32 and product != "ieee" and d <= 1:
-        chosen = stream.Tile(64, 32, 16 if width <= 16 else 32, 4, 3)
+        chosen = stream.Tile(64, 32, 16 if width <= 16 else 32, 4, 3, width, product)
     else:
-        chosen = stream.Tile(32 if product == "ieee" and dtype == torch.float32 else 64, 32, 16, 8, 2)
+        rows = 32 if product == "ieee" and dtype == torch.float32 else 64
+        chosen = stream.Tile(rows, 32, 16, 8, 2, width, product)
     return chosen._replace(rows=math.gcd(size, chosen.rows), columns=math.gcd(size, chosen.columns))
 
 
 def blocks(workload: Workload) -> dict[str, int]:
     """The block sizes that a workload gets; into how many parts a list is split depends on the list."""
     product = dot_precision(workload.dot, workload.dtype, gpu.amd())
-    return block(TILE, workload.rank, workload.dtype, product)._asdict()
+    return stream.sizes(block(TILE, workload.rank, workload.dtype, product))
 
 
 def splits(tiles: Tiles, programs: int, device: torch.device) -> int:
@@ -93,15 +94,14 @@ def build(dot: str = "") -> TileKernel:
         dtype, given = working_dtype(A, bias), bias.dtype
         (A, B), bias = prepare(A.to(dtype), B.to(dtype)), bias.to(dtype).contiguous()
         product = dot_precision(dot, dtype, gpu.amd())
-        (n, width), chosen = A.shape, block(tiles.size, A.shape[1], dtype, product)
+        n, chosen = len(A), block(tiles.size, A.shape[1], dtype, product)
         programs = gpu.divided(n, chosen.rows)
         parts = splits(tiles, programs, A.device)
         out = bias.new_empty(parts, n)
         with gpu.active(A):
             kernels.softmin_kernel[(programs, parts)](
-                A, B, bias, tiles.first, tiles.column, out, n, len(B),
-                SIZE=tiles.size, **stream.launch(chosen, width, product),
-            )  # fmt: skip
+                (A, B), bias, (tiles.first, tiles.column), out, n, len(B), SIZE=tiles.size, **stream.launch(chosen)
+            )
         return sum_of_parts(out).to(given)
 
     def one_way(
@@ -121,17 +121,15 @@ def build(dot: str = "") -> TileKernel:
         down = A.new_empty(subs * w.shape[1], m, tiles.size)
         with gpu.active(A):
             kernels.read_kernel[(programs, groups, parts)](
-                A, B, f.contiguous(), g.contiguous(), V.contiguous(), w.contiguous(), tiles.first, tiles.column,
+                (A, B), f.contiguous(), g.contiguous(), (V.contiguous(), w.contiguous()), (tiles.first, tiles.column),
                 out, down, n, k, V.shape[1], m,
-                SIZE=tiles.size, VALUES=values, DOWN=w.shape[1] == 1,
-                **stream.launch(chosen, width, product),
+                SIZE=tiles.size, VALUES=values, DOWN=w.shape[1] == 1, **stream.launch(chosen),
             )  # fmt: skip
             if w.shape[1]:
                 turned = tiles.transposed
                 kernels.down_kernel[(gpu.divided(k, chosen.columns),)](
-                    down, turned.first, tiles.by_column, below, k, m,
-                    SIZE=tiles.size, ROWS=chosen.rows, COLUMNS=chosen.columns, ENTRIES=ENTRIES,
-                )  # fmt: skip
+                    down, (turned.first, tiles.by_column), below, k, m, SIZE=tiles.size, TILE=chosen, ENTRIES=ENTRIES
+                )
         return out[:, :, :d].sum(0), below
 
     def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:

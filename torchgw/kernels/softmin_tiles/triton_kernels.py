@@ -1,7 +1,8 @@
 """Triton kernels over the kept tiles of a score S = A B^T in base-2 logarithms; the score is never stored.
 
 A program has ROWS rows of one row tile. It walks the list of column tiles that this row tile keeps, COLUMNS columns at
-a time; SIZE, the points of a tile, is a multiple of both. Blocks of the product are made by `scores`.
+a time; SIZE, the points of a tile, is a multiple of both. Blocks of the product, each a TILE of the streaming kernels,
+are made by `scores`. The ``lists`` are (first, column): where that of each row tile begins, and its column tiles.
 """
 
 import triton
@@ -30,12 +31,11 @@ def columns_at(column, step, COLUMNS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["n", "k"])
-def softmin_kernel(
-    A, B, bias, first, column, out, n, k,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    DOT: tl.constexpr,
-):  # fmt: skip
+def softmin_kernel(factors, bias, lists, out, n, k, SIZE: tl.constexpr, TILE: tl.constexpr):
     """out[part, i] = log2 sum_j 2^(A_i . B_j + bias_j) over the kept j of this part of the list."""
+    ROWS: tl.constexpr = TILE.rows
+    COLUMNS: tl.constexpr = TILE.columns
+    first, column = lists
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
     begin, end = steps(first, ROWS, COLUMNS, SIZE, part, tl.num_programs(1))
@@ -45,18 +45,18 @@ def softmin_kernel(
     for step in range(begin, end):
         here = columns_at(column, step, COLUMNS, SIZE)
         b = tl.load(bias + here, mask=here < k, other=float("-inf"))
-        tile = scores(A, B, row, here, n, k, WIDTH, CHUNK, DOT, dtype)
+        tile = scores(factors, row, here, n, k, TILE, dtype)
         highest, total = merge(highest, total, tile + b[None, :])
     tl.store(out + part.to(tl.int64) * n + row, highest + tl.log2(total), mask=row < n)
 
 
 @triton.jit(do_not_specialize=["n", "k", "d", "m"], do_not_specialize_on_alignment=["f", "g"])
 def read_kernel(
-    A, B, f, g, V, W, first, column, out, down, n, k, d, m,
-    SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    VALUES: tl.constexpr, DOT: tl.constexpr, DOWN: tl.constexpr,
+    factors, f, g, moved, lists, out, down, n, k, d, m,
+    SIZE: tl.constexpr, VALUES: tl.constexpr, DOWN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """out[part] = T V for T = 2^(S + f + g) on this part of the list and V (K, d), d a multiple of VALUES.
+    """out[part] = T V for T = 2^(S + f + g) on this part of the list and V (K, d), d a multiple of VALUES; (V, W) are
+    ``moved``.
 
     With a point a of the row tile and b of the column tile the score splits exactly, and only what is small is in the
     dtype of the factors; the rest is in that of the potentials:
@@ -66,6 +66,13 @@ def read_kernel(
     A single column of V is summed up without a product. DOWN: also down[r, e SIZE + j] = sum_i T_ij W_i for column j of
     entry e < m of the list, over the rows i of the r-th program of its row tile.
     """
+    A, B = factors
+    V, W = moved
+    first, column = lists
+    ROWS: tl.constexpr = TILE.rows
+    COLUMNS: tl.constexpr = TILE.columns
+    WIDTH: tl.constexpr = TILE.width
+    CHUNK: tl.constexpr = TILE.chunk
     tile = tl.program_id(0) // (SIZE // ROWS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(2)
@@ -105,7 +112,7 @@ def read_kernel(
                 local = tl.load(left + start) - a[None, :]
             b = tl.load(of_columns + start)
             points = tl.load(right + start)
-            exponent = tl.dot(local, points, exponent, input_precision=DOT, out_dtype=near)
+            exponent = tl.dot(local, points, exponent, input_precision=TILE.product, out_dtype=near)
             across += tl.sum((points - b[:, None]) * a[:, None], 0)
             common += tl.sum(a.to(wide) * b.to(wide), 0)
         exponent += (across + (shift + common).to(near))[None, :]
@@ -114,7 +121,7 @@ def read_kernel(
             total += tl.sum(plan * values[None, :], 1).to(total.dtype)
         elif VALUES > 1:
             values = tl.load(V + inside[:, None].to(tl.int64) * d + value[None, :])
-            total = tl.dot(plan, values, total, input_precision=DOT, out_dtype=near)
+            total = tl.dot(plan, values, total, input_precision=TILE.product, out_dtype=near)
         if DOWN:
             below = tl.sum(plan * weight[:, None], 0)
             line = (tl.program_id(0) % (SIZE // ROWS)).to(tl.int64) * m * SIZE
@@ -128,11 +135,13 @@ def read_kernel(
 
 @triton.jit(do_not_specialize=["m"])
 def down_kernel(
-    down, first, entry, out, k, m,
-    SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ENTRIES: tl.constexpr,
+    down, lists, out, k, m, SIZE: tl.constexpr, TILE: tl.constexpr, ENTRIES: tl.constexpr
 ):  # fmt: skip
-    """out_j, the sum of what `read_kernel` has left of column j in each entry of its list, in a fixed order: those of
-    column tile J are the ``entry[first[J]:first[J + 1]]``."""
+    """out_j, the sum of what `read_kernel` has left of column j in each entry of its list, in a fixed order. The
+    ``lists`` are (first, entry), and the entries of column tile J are the ``entry[first[J]:first[J + 1]]``."""
+    ROWS: tl.constexpr = TILE.rows
+    COLUMNS: tl.constexpr = TILE.columns
+    first, entry = lists
     blocks: tl.constexpr = SIZE // COLUMNS
     tile = tl.program_id(0) // blocks
     place = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
