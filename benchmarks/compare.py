@@ -2,8 +2,9 @@
 
 Rows are matched by what names them: text and sizes. Times, memory and quality are compared where the machine and the
 versions are the same; otherwise only ratios and quality. Figures of what a suite measures against (other libraries,
-the code before a change, floors) are not judged, because nothing here can make them worse. The exit code is 1 when
-something got worse by more than the thresholds below, 2 when the files cannot be compared, else 0.
+the code before a change, floors) are not judged, because nothing here can make them worse. The net solves each problem
+once, so only its values, shares right and gradient evaluations are judged, by thresholds of their own. The exit code is
+1 when something got worse by more than the thresholds below, 2 when the files cannot be compared, else 0.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ VALUE, VALUE_FLOOR = 0.02, 1e-9  # share above the value before, but for roundin
 RHO = 0.005  # less of a correlation, or of a share of points
 ITERATIONS = 1.25  # times as many
 ERROR, ERROR_FLOOR = 2.0, 1e-6  # times the error before, but for what is exact anyway
+NET_VALUE, NET_RIGHT, NET_GRADIENTS = 0.005, 0.02, 1.25  # share of the value, points of a share, times as many
 
 MACHINE = ("cpu", "cores", "threads", "gpu", "python", "versions")
 SIZES = {"n", "k", "m", "nodes", "columns", "steps", "points", "relaxation", "epsilon", "alpha", "seed", "tol"}
@@ -70,6 +72,14 @@ KINDS = (
     kind("memory", "mib|mb", lambda before, after: after > MEMORY * before + MIB, of_machine=True),
     kind("memory", "gib|gb", lambda before, after: after > MEMORY * before + MIB / 1024, of_machine=True),
 )
+OF_SUITE: dict[frozenset[str], tuple[Kind, ...]] = {
+    frozenset(("problem", "value", "right", "gradients")): (
+        kind("value", "value", lambda a, b: b + VALUE_FLOOR > (1 + NET_VALUE) * (a + VALUE_FLOOR)),
+        kind("rho", "right", lambda before, after: after < before - NET_RIGHT),
+        kind("gradients", "gradients", lambda before, after: after > NET_GRADIENTS * before),
+    )
+}
+"""The kinds of a suite that has its own thresholds, by columns that it alone has; others are not judged there."""
 
 
 def run(before: str, after: str) -> None:
@@ -215,20 +225,25 @@ def _said(column: str, value: Any) -> str:
     return f"{column} {value}" if number(value) is not None else str(value)
 
 
-def kind_of(column: str) -> Kind | None:
+def kind_of(column: str, kinds: Sequence[Kind] = KINDS) -> Kind | None:
     """Which kind of figure a column has, from its name; None where it is not judged."""
-    return next((kind for kind in KINDS if kind.pattern.search(column)), None)
+    return next((kind for kind in kinds if kind.pattern.search(column)), None)
+
+
+def kinds_of(row: Row) -> Sequence[Kind]:
+    """The kinds of figures in a row's suite."""
+    return next((kinds for own, kinds in OF_SUITE.items() if own <= row.keys()), KINDS)
 
 
 def differing(title: str, before: Row, after: Row, absolute: bool) -> list[Row]:
     """What changed in one row."""
-    found = []
+    found, kinds = [], kinds_of(before)
     for column, good in (("status", "ok"), ("met", True)):
         one, other = before.get(column), after.get(column)
         if (one == good) != (other == good):
             found.append(change(title, column, one, other, worse=one == good))
     for column in before:
-        kind, one, other = kind_of(column), number(before[column]), number(after.get(column))
+        kind, one, other = kind_of(column, kinds), number(before[column]), number(after.get(column))
         if kind is None or one is None is other or not is_judged(column, kind, before.get("solver"), absolute):
             continue
         if one is None or other is None:

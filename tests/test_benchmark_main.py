@@ -62,7 +62,7 @@ def test_a_suite_that_stores_is_refused_where_the_tests_have_not_passed(monkeypa
     assert called == []
 
 
-@pytest.mark.parametrize("suite", ["quality", "kinds", "small", "sizes", "scale", "phases", "gpu"])
+@pytest.mark.parametrize("suite", ["quality", "kinds", "small", "net", "sizes", "scale", "phases", "gpu"])
 def test_unknown_groups_are_refused_at_once_with_the_known_ones(monkeypatch, called, suite):
     module = "benchmarks.phases.suite" if suite == "phases" else f"benchmarks.{suite}"
     known = list(importlib.import_module(module).GROUPS)

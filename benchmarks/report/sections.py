@@ -213,6 +213,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "start and from sixteen.",
         partial(of_rows, name="small"),
     ),
+    "net": (
+        "Net",
+        "About 300 problems of all kinds: value, share right, seconds, gradient evaluations, inner iterations, and "
+        "where the best plan began.",
+        partial(of_rows, name="net"),
+    ),
     "vertices": (
         "Many points without entropy",
         "Plans of few entries: time, value beside POT's or an entropic one, and the gap over all pairs, to a million.",
