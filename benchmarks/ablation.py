@@ -38,6 +38,7 @@ KEPT = ("value", "right", "seconds", "gradients", "error")
 WORSE, LESS_RIGHT, STAYS = 0.005, 0.02, 0.02
 TINY = 1e-6  # of scaled squared distances: a value below is compared as if it were this
 QUICK_EVERY = 12  # problems of the net, one of which a quick run takes
+WARMED = 3.0  # seconds of a first solve of a kind
 LONGEST = 10.0  # seconds of a problem with all mechanisms; a longer one is left out
 PATIENCE, LEAST_PATIENCE = (
     20.0,
@@ -103,11 +104,16 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def warm_up() -> None:
-    """In a new process: one thread, and the first solve, which imports what others need."""
+    """In a new process: one thread, and the first solve of each kind, which imports what others need."""
     import torch
 
+    from benchmarks import net
+
     torch.set_num_threads(1)
-    measured(places()[0], BASELINE)
+    every = net.problems()
+    firsts = {every[place].kind: place for place in reversed(places())}
+    for place in firsts.values():
+        measured(place, BASELINE, WARMED)
 
 
 @contextmanager
@@ -167,6 +173,8 @@ def judged(name: str, baseline: Sequence[Row], without: Sequence[Row]) -> tuple[
     solved = sum("error" not in row for row in baseline)
     if sum(in_value) > STAYS * solved or mechanism.required:
         verdict = "stays"
+    elif not pairs:
+        verdict = "not reached"
     said = {
         "mechanism": name,
         "what": mechanism.what,
@@ -183,7 +191,7 @@ def judged(name: str, baseline: Sequence[Row], without: Sequence[Row]) -> tuple[
         "gradients": _ratio(finite, "gradients"),
         "on": ", ".join(f"{kind} {count}" for kind, count in kinds.most_common()) or "-",
         "verdict": verdict,
-        "becomes": "-" if verdict == "goes" else mechanism.becomes,
+        "becomes": mechanism.becomes if verdict in ("stays", "merges") else "-",
         "required by": mechanism.required or "-",
     }
     changed = [

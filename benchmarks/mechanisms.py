@@ -957,7 +957,7 @@ def _is_of_library(each: Any) -> bool:
 @contextmanager
 def _bound(changes: Mapping[Binding, Any]) -> Iterator[None]:
     """Other values of some bindings, and in the end those that they had."""
-    before = {(owner, name): vars(owner)[name] for owner, name in changes}
+    before = {binding: _value(binding) for binding in changes}
     try:
         for (owner, name), value in changes.items():
             setattr(owner, name, value)
@@ -980,20 +980,23 @@ def switched_off(mechanism: Mechanism) -> Iterator[Counter[str]]:
     among, counts = modules(), Counter[str]()
     changes: dict[Binding, Any] = {}
     for switch in mechanism.switches:
-        if switch.off is KEEP:
-            continue
-        for owner, name in bindings(switch.target, among):
-            raw = vars(owner)[name]
-            if isinstance(raw, dict):
-                changes[owner, name] = {key: value for key, value in raw.items() if key not in switch.off}
-            else:
-                changes[owner, name] = _asked(raw, switch.off, counts, mechanism.name)
+        found = [] if switch.off is KEEP else bindings(switch.target, among)
+        made = {id(raw): _replaced(raw, switch.off, counts, mechanism.name) for raw in map(_value, found)}
+        changes |= {binding: made[id(_value(binding))] for binding in found}
     with _bound(changes):
         yield counts
 
 
-def _asked(raw: Any, off: Any, counts: Counter[str], name: str) -> Any:
-    """What replaces a binding, its calls counted where it is called."""
+def _value(binding: Binding) -> Any:
+    """What is bound, a class method or property as it is."""
+    owner, name = binding
+    return vars(owner)[name]
+
+
+def _replaced(raw: Any, off: Any, counts: Counter[str], name: str) -> Any:
+    """What replaces something that is bound, its calls counted where it is called."""
+    if isinstance(raw, dict):
+        return {key: value for key, value in raw.items() if key not in off}
     if not callable(off):
         return off
 
@@ -1014,7 +1017,7 @@ def observed(mechanisms: Sequence[Mechanism] = MECHANISMS) -> Iterator[Counter[s
             if switch.matters is not None:
                 for binding in bindings(switch.target, among):
                     watched[binding].append((mechanism.name, switch))
-    changes = {binding: _counted(vars(binding[0])[binding[1]], of, counts) for binding, of in watched.items()}
+    changes = {binding: _counted(_value(binding), of, counts) for binding, of in watched.items()}
     with _bound(changes):
         yield counts
 
@@ -1044,7 +1047,8 @@ def _counted(raw: Any, of: list[tuple[str, Switch]], counts: Counter[str]) -> An
 
 def files(mechanism: Mechanism) -> list[str]:
     """The files that a mechanism lies in, below the package."""
-    owners = [switch.target[0] for switch in mechanism.switches if isinstance(switch.target, tuple)]
+    targets = (switch.target for switch in mechanism.switches)
+    owners = [target[0] if isinstance(target, tuple) else target for target in targets]
     found = (Path(inspect.getfile(inspect.unwrap(part))) for part in mechanism.parts or owners)
     return list(dict.fromkeys(str(file.relative_to(PACKAGE)) for file in found))
 
