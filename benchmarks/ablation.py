@@ -225,7 +225,7 @@ def run(mechanisms: list[str] | None = None, jobs: int = 2, quick: bool = False)
     every = [each.name for each in MECHANISMS]
     if unknown := set(mechanisms or ()) - set(every):
         raise SystemExit(f"mechanisms must be among {', '.join(every)}, got {', '.join(sorted(unknown))}")
-    stored = kept((QUICK if quick else RESULTS) / "ablation.json", mechanisms)
+    stored = kept((QUICK if quick else RESULTS) / "ablation.json", mechanisms or None)
     stored = stored if stored.get("code") == code() else {}
     baseline: list[Row] = stored.get("baseline", [])
     rows = {row["mechanism"]: row for row in stored.get("rows", []) if row["mechanism"] in every}

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import torch
 
 import torchgw
+from torchgw.batched import annealing, polish
+from torchgw.batched import solve as batch
 from torchgw.kernels.kernel import relax
 from torchgw.objective import leading
 from torchgw.objective.linearise import gradient_of
@@ -222,10 +224,7 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 
 # What replaces mechanisms, where that is more than one of the above.
 
-_original = {
-    each.__name__: each
-    for each in (crossing.improved, full_starts.sharp_starts, loop.sinkhorn, scaling.opened, transport_lp.transport)
-}
+_improve, _start_sharply, _solve_transport = crossing.improved, full_starts.sharp_starts, transport_lp.transport
 
 
 def _no_random_plans(product: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -237,12 +236,12 @@ def _product_alone(asked: Any) -> list[Any]:
 
 
 def _one_start(asked: Any, plan: Any, level: str, origin: str) -> list[Any]:
-    return _original["sharp_starts"](asked, plan, level, origin)[-1:]
+    return _start_sharply(asked, plan, level, origin)[-1:]
 
 
 def _without_pairs(pool: Any, parents: int, rounds: int, stale: int, fall: float, apart: float, born: Any) -> Any:
     unpaired = lambda fresh, lowest: born([], lowest)  # noqa: E731
-    return _original["improved"](pool, parents, rounds, stale, fall, apart, unpaired)
+    return _improve(pool, parents, rounds, stale, fall, apart, unpaired)
 
 
 def _all_of_them(asked: Any, candidates: list[Any], *nearly: float) -> tuple[list[Any], list[Any]]:
@@ -258,11 +257,11 @@ def _first_step_of_path(asked: Any, first: Any, seconds: float, solve: Any) -> A
     return replace(first, path=(continuation.step_of(asked, first, seconds),))
 
 
-def _plain(name: str) -> Callable[..., Any]:
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     """A Sinkhorn iteration without over-relaxation."""
 
     def call(*given: Any, options: Any, **named: Any) -> Any:
-        return _original[name](*given, options=replace(options, relaxation=1.0), **named)
+        return function(*given, options=replace(options, relaxation=1.0), **named)
 
     return call
 
@@ -281,11 +280,11 @@ def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: A
 
 
 def _priced(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _original["transport"](C, p, q, duals, True, basis)
+    return _solve_transport(C, p, q, duals, True, basis)
 
 
 def _anew(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _original["transport"](C, p, q, duals, priced)
+    return _solve_transport(C, p, q, duals, priced)
 
 
 def _of_product(asked: Any) -> torch.Tensor:
@@ -799,7 +798,10 @@ MECHANISMS = (
         "over-relaxation",
         "Sinkhorn's half-steps are over-relaxed between checks.",
         (loop.checked_weight, relax),
-        (Switch(scaling.opened, _plain("opened"), _is_relaxed), Switch(loop.sinkhorn, _plain("sinkhorn"), _is_relaxed)),
+        (
+            Switch(scaling.opened, _plain(scaling.opened), _is_relaxed),
+            Switch(loop.sinkhorn, _plain(loop.sinkhorn), _is_relaxed),
+        ),
         "sinkhorn/scaling.py",
     ),
     Mechanism(
@@ -918,6 +920,9 @@ CORE = (
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),
     Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound, third_bound)),
+    Core(
+        "batches of pairs", "Only `gw_pairwise` enters by them; their suite is `pairwise`.", (batch, annealing, polish)
+    ),
     Core("reading of plans", "It changes no plan.", (one_to_one, soft_plan, automorphisms, hessian)),
 )
 
