@@ -27,6 +27,7 @@ SUITES = {
     "pairwise": "all pairs of many small spaces against a loop of POT's, and what lower bounds save",
     "beside": "what a busy program on the same cores costs, with the threads that are chosen and with all",
     "scale": "sizes up to a million points, tile skipping, low rank and unseen points",
+    "ablation": "what is lost without each mechanism of the search, the strategies and the solvers, one at a time",
     "sampling": "error of the sampled gradient by how its anchors are used",
     "launches": "what a solve asks of a GPU, counted on a simulated one",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
@@ -51,7 +52,7 @@ GROUPS = {
     "gpu": "ceilings tests graphs jobs cold warm default kernels prepared million",
 }
 QUICK = ("phases", "peers", "overhead")
-HAVE_QUICK = (*QUICK, "kinds")  # which `all --quick` leaves out: it needs POT in this environment
+HAVE_QUICK = (*QUICK, "kinds", "ablation")  # `all --quick` leaves out what needs POT or has many solves
 ALL = tuple(name for name in SUITES if name != "gpu")
 
 
@@ -68,6 +69,10 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--cpu-check", action="store_true", help=text)
             text = "store what another machine measured on this code, from the gpu.json that it wrote to $OUT"
             command.add_argument("--store", metavar="FILE", help=text)
+        if name == "ablation":
+            text = "to measure anew instead of those that are not stored for this code"
+            command.add_argument("mechanisms", nargs="*", help=text)
+            command.add_argument("--jobs", type=int, default=2, help="processes of one thread each (default: 2)")
         if name in HAVE_QUICK:
             command.add_argument("--quick", action="store_true", help="small sizes, minutes; stored apart")
     command = commands.add_parser("all", help="run the tests, then every suite that needs no GPU")

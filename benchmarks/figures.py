@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.__main__ import SUITES
 from benchmarks.common import RESULTS
 
 Row = dict[str, Any]
@@ -22,8 +23,15 @@ LOOSE = 5e-2  # the marginal tolerance of the large runs that are shown
 def figure(name: str) -> str:
     """One figure as text."""
     suite, what, *which = name.split(":")
+    if is_pending(suite):
+        return UNKNOWN
     content = json.loads((RESULTS / f"{suite}.json").read_text())
     return FIGURES[what](content, *which)
+
+
+def is_pending(suite: str) -> bool:
+    """Whether a suite has not stored results yet."""
+    return suite in SUITES and not (RESULTS / f"{suite}.json").exists()
 
 
 def machine(content: Row) -> str:

@@ -3,7 +3,8 @@
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; NAME is a result file, NAME:summary its summary,
 NAME:GROUP the rows of one group, "published" what others have published of theirs, with ours beside it, "headline" and
 "large" the short ones of the README, "machines" where each suite was measured, "requirements" how many of its
-requirements each meets, "small:beside_POT" the ratios of the suite of small problems.
+requirements each meets, "small:beside_POT" the ratios of the suite of small problems. The table of a suite without
+results says so.
 ``<!-- table NAME | solver, N, seconds -->`` takes these columns alone. Figures of the prose: `benchmarks.figures`.
 """
 
@@ -84,6 +85,8 @@ def table(name: str, chosen: str | None = None) -> str:
     """One result file as a Markdown table, of all columns or of those ``chosen``."""
     file, _, part = name.partition(":")
     rows: list[dict[str, Any]]
+    if figures.is_pending(file):
+        return f"| {figures.UNKNOWN} |\n| --- |\n"
     if name in MADE:
         rows = MADE[name]()
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import figures
+from benchmarks import figures, tables
 
 
 def machine(**more):
@@ -66,3 +66,11 @@ def test_what_no_gpu_has_measured_is_said_to_be_so():
     content = {"groups": groups}
     assert [figures.solve(content, size, "time") for size in ("4 x 5", "9 x 9")] == ["0.36 s", figures.UNKNOWN]
     assert [figures.call(content, "4 x 5", kernels) for kernels in ("cold", "warm")] == ["12 s", figures.UNKNOWN]
+
+
+def test_what_a_suite_without_results_would_show_is_not_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+    assert figures.figure("ablation:machine") == "not measured"
+    assert tables.table("ablation:core", "core, why") == "| not measured |\n| --- |\n"
+    with pytest.raises(FileNotFoundError):
+        figures.figure("nosuch:machine")

@@ -219,6 +219,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "where the best plan began.",
         partial(of_rows, name="net"),
     ),
+    "ablation": (
+        "Mechanisms",
+        "What is lost without each mechanism of the search, the strategies and the solvers, one at a time.",
+        partial(of_rows, name="ablation"),
+    ),
     "vertices": (
         "Many points without entropy",
         "Plans of few entries: time, value beside POT's or an entropic one, and the gap over all pairs, to a million.",
