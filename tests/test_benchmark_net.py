@@ -20,7 +20,8 @@ from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.leading import LeadingGradient
 from torchgw.persist.watch import Watch
-from torchgw.solvers.frank_wolfe import frank_wolfe
+from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
+from torchgw.solvers.iterate import Loop
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -101,7 +102,8 @@ def test_each_conditional_gradient_step_counts_once():
         return gradient(coupling, rows, columns)
 
     with net.evaluations() as counted:
-        frank_wolfe(called, plan.plan.clone(), torch.zeros_like(q), p, q, 0.0, 0.0, 7, History(), Watch())
+        loop = Loop(Watch(), History(), 7)
+        frank_wolfe(called, plan.plan.clone(), torch.zeros_like(q), TransportPlans(p, q), loop)
     assert calls > 1
     assert counted == Counter({(12, 9): calls})
 
