@@ -101,7 +101,7 @@ def encoded(name: str, b: Any, limit: int) -> tuple[Array, Any]:
 
 
 def decoded(name: str, carried: Array, categories: Any) -> dict[str, Any]:
-    """Columns for ``obs`` from what the plan made of those of `encoded`: labels and their confidence, or numbers."""
+    """Columns for ``obs`` from averages of those of `encoded`: labels and their confidence, or numbers."""
     from pandas import Categorical
 
     carried = np.nan_to_num(carried)

@@ -179,7 +179,7 @@ NOTHING: Memory = (None, [])
 
 
 def memory_of(gradient: Gradient) -> Memory:
-    """What `recall` needs to make the next call of the gradient what it would have been; None for an exact one."""
+    """What `recall` needs to repeat the gradient's next call; None for an exact gradient."""
     inner = _quadratic(gradient)
     return (inner.anchors, list(inner.window)) if isinstance(inner, SampledGradient) else None
 

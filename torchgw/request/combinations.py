@@ -1,8 +1,8 @@
 """What goes with what: the one table of combinations that `gw_align` refuses, and of options that others decide.
 
-Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUDED` names the kinds of
-one argument that are not available beside kinds of others, why, and what to do instead: errors are made from it, the
-page docs/combinations.md, and a test over all combinations. A row of `SETTLED` names an option that is not free there.
+Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUDED` names kinds of one
+argument that are not available beside kinds of others, the reason, and what to do instead. Errors are made from it, and
+so are the page docs/combinations.md and a test. A row of `SETTLED` names an option that is not free there.
 """
 
 from __future__ import annotations

@@ -492,8 +492,8 @@ def _agreeing(flat: Tensor) -> Tensor:
 
 
 def basins_of(plans: Tensor, energy: Tensor, most: int) -> Grouped:
-    """Groups of plans, see `compared`; of one problem, with counts, where `torchgw.batched.solve` has many and must not
-    wait for each."""
+    """Groups of one problem's plans, see `compared`, with counts; `torchgw.batched.solve` has many and must not wait
+    for each."""
     return grouped([compared(plans, energy, most)])[0][0]
 
 

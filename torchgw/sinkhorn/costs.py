@@ -52,7 +52,7 @@ class FactoredCost:
 
     @classmethod
     def of_product(cls, a: Tensor, b: Tensor, product: Tensor) -> FactoredCost:
-        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), which is centred in place, as `centred` does factors."""
+        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), centred in place as factors are by `centred`."""
         row = product.mean(-1)
         column = product.mean(-2) - row.mean(-1, keepdim=True)
         extra = product.sub_(row[..., None]).sub_(column[..., None, :]).mul_(-2)

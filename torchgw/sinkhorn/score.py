@@ -83,7 +83,7 @@ def _moments(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Means (r,) of both factors, the terms (N,) and (K,) that taking these off takes off ``unit`` U V^T, and the Gram
     matrices (r, r) that are left."""
-    # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in the cost's precision.
+    # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in single precision.
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
     u0, v0 = ranks.sum(_mean(U, own_p)), ranks.sum(_mean(V, own_q))

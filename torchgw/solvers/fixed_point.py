@@ -8,9 +8,9 @@ falling. From a good start that takes three iterations.
 
 Solving each linearisation to its end is a descent where the quadratic part is concave between plans, as squared losses
 of distances are under hard marginals; otherwise two plans can be each other's answer. Then the next cost is taken at
-T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions (`Damped`): the
-fixed points are the same. Between matrices that are no distances, as adjacencies, the value of a plan tells where the
-loop would end: where two swap, it is more than the cost that each was found for says.
+T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions, by `Damped`:
+the fixed points are the same. Between matrices that are no distances, as adjacencies, the value of a plan tells where
+the loop would end: where two swap, it is more than the cost that each was found for says.
 """
 
 from __future__ import annotations

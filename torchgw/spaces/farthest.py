@@ -169,8 +169,8 @@ class SearchAside:
 
 
 def serve() -> None:
-    """Read what `SearchAside.start` was given from standard input; write the landmarks, what is told of the graph, and
-    the raw columns (L, N)."""
+    """Read what `SearchAside.start` was given from standard input; write the landmarks, the graph's report, and the
+    raw columns (L, N)."""
     data, n_landmarks, dtype, k, name = pickle.load(sys.stdin.buffer)
     report, warned = None, []
     if isinstance(data, np.ndarray):

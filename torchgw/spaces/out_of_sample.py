@@ -136,8 +136,8 @@ class KnownPoints:
         """
         if not is_metric(self.among):
             raise ValueError(
-                f"points can be saved where distances place new ones, and {type(self.among).__name__} does not say "
-                f"what is near; save the result without points"
+                f"points can be saved where distances place new ones, and {type(self.among).__name__} does "
+                f"not say what is near; save the result without points"
             )
         found = {"k": np.array(self.k), "scale": np.array(float(self.among.scale))}
         found |= {} if self.points is None else {"points": self.points}
@@ -174,8 +174,8 @@ class KnownPoints:
         """
         if not is_metric(self.space):
             raise ValueError(
-                f"points must have distances to be placed by, and {type(self.among).__name__} does not say what is "
-                f"near; align again with the new points among the others"
+                f"points must have distances to be placed by, and {type(self.among).__name__} does not say "
+                f"what is near; align again with the new points among the others"
             )
         known = self.places[index.cpu()]
         if self.points is None:

@@ -126,7 +126,7 @@ def _growths(
 
 
 def measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Traced:
-    """One space, in float64. A provider with a method ``traced(leaf, options, device) -> Traced`` says it itself."""
+    """One space, in float64. A provider that has a "traced" method does it itself."""
     leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
     # Factors that were given never come from points.
     only_own = leaf is None and isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)

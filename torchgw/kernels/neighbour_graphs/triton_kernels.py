@@ -319,7 +319,7 @@ def tries_kernel(
     or is cut, as far as those before it are decided.
 
     The ``graph`` is (points, pointer, target, length), and ``doubtful`` is a
-    `torchgw.kernels.neighbour_graphs.graphs.Doubtful`, whose state is zero where nothing is decided. The ``scratch`` is
+    `torchgw.kernels.neighbour_graphs.graphs.Doubtful`, whose state is 0 for undecided edges. The ``scratch`` is
     (distance, queued, queue, touched): ``distance`` (programs, n) is infinite, ``queued`` (programs, n) is zero. A STEP
     has so many nodes and edges of each, and is done in so many sweeps.
     """
