@@ -129,8 +129,8 @@ def _attribute(argument: str, name: str, space: str, points: Any) -> tuple[Seque
             f"{type(points).__name__}; give arrays, one for each space: (values of X, values of Y)"
         )
     raise ValueError(
-        f"{argument} must name {what} of {space}, got {name!r}; it has {_listed(known)}, and texts themselves go as "
-        f"an array"
+        f"{argument} must name {what} of {space}, got {name!r}; it has {_listed(known)}, and texts themselves go "
+        f"as an array"
     )
 
 

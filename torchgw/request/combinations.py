@@ -1,6 +1,6 @@
 """What goes with what: the one table of combinations that `gw_align` refuses, and of options that others decide.
 
-Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUDED` names kinds of one
+Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUDED` has kinds of an
 argument that are not available beside kinds of others, the reason, and what to do instead. Errors are made from it, and
 so are the page docs/combinations.md and a test. A row of `SETTLED` names an option that is not free there.
 """

@@ -1,8 +1,8 @@
 """Functions of tensors that a GPU takes in one launch when they are called again.
 
 A GPU is told of each operation by the host, which takes longer over it than the GPU over small tensors. A CUDA graph
-keeps the launches of a function, and starts them as one. The first call of a `replayed` function with some shapes of
-tensors runs as it is, so that all its kernels are compiled and loaded; the second is captured, and it and later
+keeps the launches of a function, and starts them as one. The first call of a `replayed` function with tensors of
+some shapes runs as it is, so that all its kernels are compiled and loaded; the second is captured, and it and later
 ones, also those of another solve, are replays: what is given is copied to where the graph reads, and what it made is
 copied from where it writes, each in one launch. Graphs that were not used for long are forgotten.
 

@@ -164,9 +164,9 @@ def looked_at(sides: Sequence[tuple[Landmarks, Tensor]]) -> list[Tensor]:
 
 
 def along_curves(sizes: Sequence[int], found: Sequence[Tensor]) -> bool:
-    """Whether so many points of each space lie along a curve in one piece, by `looked_at` of about sixty of them, on
-    the host: the others are covered well, and a tree joins the landmarks by steps that are not much longer than each
-    covers.
+    """Whether so many points of each space lie along a curve, by `looked_at` of about sixty of them, on the
+    host, in one piece: the others are covered well, and a tree joins the landmarks by steps not much longer than
+    each covers.
 
     Clusters are covered as well as a curve, but the steps between them are 4 to 40 times as long as that; of curves,
     surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
