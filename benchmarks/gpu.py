@@ -101,7 +101,7 @@ def ceilings(sizes: Sequence[tuple[int, int]]) -> Rows:
     kernel = softmin_dense.choose("triton", Workload(CUDA, torch.float32, (8, 8))).function
     costs: dict[str, Callable[[], object]] = {
         "an operation of torch": lambda: zero.add_(1),
-        "a Triton launch": lambda: kernel.rescaled(zero, zero, zero, 1.8),
+        "a Triton launch": lambda: kernel.update_scaling(zero, zero, zero, 1.8),
         "an upload that is waited for": lambda: here.to(CUDA),
     }
     for name, call in costs.items():
@@ -230,7 +230,7 @@ def floors(sizes: tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int, int]
         A, B = kernels.problem(n, k, rank, CUDA, torch.float32)
         g = A.new_full((k,), 1 / k).log2()
         for dot, times in (("tf32", 1), ("tf32x3", 3)):
-            bound = softmin_stream.choose("triton", Workload(CUDA, A.dtype, (n, k), rank, dot)).function.on(A, B)
+            bound = softmin_stream.choose("triton", Workload(CUDA, A.dtype, (n, k), rank, dot)).function.bind(A, B)
             taken, floor = seconds(partial(bound.softmin, g, 1), 3), times * rank * single.product * n * k
             ps = taken / n / k * 1e12
             yield against(f"streaming half-step, r = {rank}, {dot}, {ps:.2f} ps", f"{n} x {k}", taken, floor, ps=ps)
@@ -243,7 +243,7 @@ def _stored(n: int, k: int, dtype: torch.dtype, read: float) -> Rows:
     size, name = f"{n} x {k}", str(dtype)[6:]
     score = torch.randn(n, k, device=CUDA, dtype=dtype).mul_(20)
     f, g = score.new_full((n,), 1 / n).log2(), score.new_full((k,), 1 / k).log2()
-    bound = softmin_dense.choose("triton", Workload(CUDA, dtype, (n, k))).function.on(score)
+    bound = softmin_dense.choose("triton", Workload(CUDA, dtype, (n, k))).function.bind(score)
     for axis, bias in ((1, g), (0, f)):
         yield against(f"dense half-step, axis {axis}, {name}", size, seconds(partial(bound.softmin, bias, axis)), read)
     yield against(f"dense iteration, one read, {name}", size, seconds(partial(bound.sweep, g, f, f, 1.0)), read)

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.common import environment, fastest, rehearsed, show, write
 from torchgw.kernels import LN2, dispatch, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.kernel import in_two_reads
+from torchgw.kernels.kernel import make_two_read_sweep
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.scaling import Scaler, scaling
 from torchgw.sinkhorn.sides import Side
@@ -139,11 +139,11 @@ def dense(device: torch.device, dtype: torch.dtype) -> list[Row]:
         for axis, bias in ((1, g), (0, f)):
             plain = partial(naive, score, bias, axis)
             floor = max(size * rates.byte, n * k * rates.exp)
-            calls = {name: partial(kernel.on(score).softmin, bias, axis) for name, kernel in kernels.items()}
+            calls = {name: partial(kernel.bind(score).softmin, bias, axis) for name, kernel in kernels.items()}
             rows.append(base | {"what": f"softmin, axis {axis}"} | timings(floor, plain, calls))
         plain = partial(plain_iteration, score, f, g)
-        calls = {name: partial(kernel.on(score).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
-        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), score, g, f, f, 1.0)
+        calls = {name: partial(kernel.bind(score).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
+        calls["two reads"] = partial(make_two_read_sweep(kernels["eager"].softmin), score, g, f, f, 1.0)
         floor = max(size * rates.byte, n * k * rates.exp)
         rows.append(base | {"what": "iteration, log domain"} | timings(floor, plain, calls))
         rows.append(base | {"what": "iteration, scaling"} | scaled(score, f, g, 2 * size * rates.byte))
@@ -163,7 +163,7 @@ def plain_iteration(score: Tensor, f: Tensor, g: Tensor) -> None:
 
 def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float) -> Row:
     """An iteration on the absorbed kernel."""
-    found = iteration(softmin_dense.reference.KERNEL.on(score / 20), f, g, torch.empty_like(score))
+    found = iteration(softmin_dense.reference.KERNEL.bind(score / 20), f, g, torch.empty_like(score))
     plain = partial(plain_iteration, score, f, g)
     return timings(floor, plain, {}) | {"eager": found * 1e3}
 
@@ -196,11 +196,11 @@ def stream(device: torch.device, dtype: torch.dtype) -> list[Row]:
         fits = n * k * A.element_size() * 3 < 8 * 2**30
         plain = partial(plain_stream, A, B, g) if fits else None
         floor = n * k * (rank * rates.product + rates.exp)
-        calls = {name: partial(kernel.on(A, B).softmin, g, 1) for name, kernel in kernels.items()}
+        calls = {name: partial(kernel.bind(A, B).softmin, g, 1) for name, kernel in kernels.items()}
         memory = {"extra MB": peak_memory(n, k, rank, device, calls["eager"])}
         rows.append(base | {"what": "softmin, axis 1"} | timings(floor, plain, calls) | memory)
-        calls = {name: partial(kernel.on(A, B).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
-        calls["two reads"] = partial(in_two_reads(kernels["eager"].softmin), A, B, g, f, f, 1.0)
+        calls = {name: partial(kernel.bind(A, B).sweep, g, f, f, 1.0) for name, kernel in kernels.items()}
+        calls["two reads"] = partial(make_two_read_sweep(kernels["eager"].softmin), A, B, g, f, f, 1.0)
         both = partial(plain_streams, A, B, f, g) if fits else None
         rows.append(base | {"what": "iteration, log domain"} | timings(floor, both, calls))
     # After everything of ours: the threads of some of these keep spinning, which slows whatever runs next.

@@ -167,7 +167,7 @@ def _sweeps(n: int, ranks: Any) -> Row:
 
     A, B = (torch.randn(n, 16, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     kernel = softmin_stream.choose("eager", Workload(A.device, A.dtype, (n, n), 16)).function
-    score, zeros = SharedKernel(kernel, ranks).on(A, B), torch.zeros(n)
+    score, zeros = SharedKernel(kernel, ranks).bind(A, B), torch.zeros(n)
     score.sweep(zeros, zeros, zeros, 1.0)
     dist.barrier()
     before = carried()

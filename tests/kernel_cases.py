@@ -20,14 +20,14 @@ from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_
 from torchgw.couplings.potential import largest, plan_product, sampled
 from torchgw.datasets import make_spiral
 from torchgw.kernels import softmin_dense
-from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.kernel import Kernel, make_two_read_sweep
 from torchgw.kernels.neighbour_graphs import reference as graphs_reference
-from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges, Graphs
+from torchgw.kernels.neighbour_graphs.graphs import CsrEdges, DoubtfulEdges, GraphKernels
 from torchgw.kernels.principal_directions import Keys
 from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.kernels.small_transport import SmallTransport
-from torchgw.kernels.small_transport.reference import Effort
+from torchgw.kernels.small_transport.reference import IterationCounts
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.loop import sinkhorn
@@ -37,7 +37,7 @@ from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import Softmins
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-11}
-PLAIN, RELAXED, LONG = Effort(3), Effort(1, 4), Effort(2, 300)
+PLAIN, RELAXED, LONG = IterationCounts(3), IterationCounts(1, 4), IterationCounts(2, 300)
 SWEEPS = ((1.0, 0.0), (1.0, 30.0), (1.7, 0.1), (1.3, 5.0))
 
 
@@ -69,7 +69,7 @@ def dense_softmin(kernel: Kernel, device: str, n: int, k: int, dtype: torch.dtyp
     if holes:
         score[::4, : k // 2] = -torch.inf
     score, bias = score.to(dtype), potential(k if axis == 1 else n, dtype, n + k, holes=holes)
-    found = kernel.on(score.to(device)).softmin(bias.to(device), axis)
+    found = kernel.bind(score.to(device)).softmin(bias.to(device), axis)
     close(found, softmin_oracle(*wide(score, bias), axis), dtype)
 
 
@@ -81,7 +81,7 @@ def dense_layouts(kernel: Kernel, device: str, axis: int) -> None:
         moved = torch.empty_strided(score.shape, score.stride(), dtype=torch.float64, device=device)
         moved.copy_(score)
         (strided_bias,) = strided(bias, device=device)
-        close(kernel.on(moved).softmin(strided_bias, axis), softmin_oracle(*wide(score, bias), axis), torch.float64)
+        close(kernel.bind(moved).softmin(strided_bias, axis), softmin_oracle(*wide(score, bias), axis), torch.float64)
 
 
 def small_transport(
@@ -123,7 +123,7 @@ def small_scalings(small: SmallTransport, device: str, batch: int, n: int, k: in
         close(u.mT * rounded[0] * v, safe if effort == LONG else expected, dtype, factor=10.0)
 
 
-def scaled_oracle(K: Tensor, p: Tensor, q: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+def scaled_oracle(K: Tensor, p: Tensor, q: Tensor, effort: IterationCounts) -> tuple[Tensor, Tensor]:
     """Scaled kernels, and those after the plain iterations, with the rows of p."""
     v = q / K.sum(1, keepdim=True)
     for _ in range(effort.plain):
@@ -163,12 +163,12 @@ def shortest_paths(searches: Searches, device: str, graph: Any) -> None:
     known = distance, torch.where(distance == 0, every // 7, len(every)).int()
     found = tuple(part.to(device) for part in known)
     for _ in range(4):
-        known, found = paths.spread(*host, *known), searches.spread(*given, *found)
+        known, found = paths.spread_labels(*host, *known), searches.spread_labels(*given, *found)
         assert all(torch.equal(one.cpu(), other) for one, other in zip(found, known, strict=True))
     cells = 4  # and points near none
     known = known[0], known[1].clamp_max(cells)
     found = tuple(part.to(device) for part in known)
-    assert torch.equal(searches.between(*given, *found, cells).cpu(), paths.between(*host, *known, cells))
+    assert torch.equal(searches.cell_distances(*given, *found, cells).cpu(), paths.cell_distances(*host, *known, cells))
     count = min(len(rows), 9)
     assert torch.equal(searches.farthest(rows.to(device), count).cpu(), paths.farthest(rows, count))
 
@@ -190,7 +190,7 @@ def clouds() -> dict[str, Tensor]:
     return {name: torch.from_numpy(points) for name, points in made.items()}
 
 
-def neighbour_graphs(built: Graphs, device: str, points: Tensor, k: int) -> None:
+def neighbour_graphs(built: GraphKernels, device: str, points: Tensor, k: int) -> None:
     """The same edges as those of the reference, the same of them in doubt, and joined, kept and cut."""
     gen, n = torch.Generator().manual_seed(len(points)), len(points)
     known = graphs_reference.neighbours(points, k)
@@ -202,20 +202,20 @@ def neighbour_graphs(built: Graphs, device: str, points: Tensor, k: int) -> None
         for _ in range(n):  # steps, at most
             label = label[label.long()]
         assert torch.equal(label, known[1].label)
-    assert int(built.joined(edges, doubtful)) == int(graphs_reference.joined(*known))
+    assert int(built.join_parts(edges, doubtful)) == int(graphs_reference.join_parts(*known))
     joined = known[1].state.clone()
-    built.tried(points.to(device), edges, doubtful, 5.0)
-    graphs_reference.tried(points, *known, 5.0)
+    built.decide_edges(points.to(device), edges, doubtful, 5.0)
+    graphs_reference.decide_edges(points, *known, 5.0)
     assert bool((known[1].state != joined).any() or n == 2)
     size = torch.tensor(1e60 / 3, dtype=torch.float64)
-    told = [built.closed(edges, doubtful, size.to(device)).cpu(), graphs_reference.closed(*known, size)]
+    told = [built.finish_graph(edges, doubtful, size.to(device)).cpu(), graphs_reference.finish_graph(*known, size)]
     same_graph(edges, doubtful, *known)
     assert torch.equal(told[0][:2], told[1][:2])
     one, other = (found[2:].view(-1, 3)[: int(found[1])].tolist() for found in told)
     assert sorted(one) == sorted(other)
 
 
-def same_graph(edges: Edges, doubtful: Doubtful, known: Edges, doubted: Doubtful) -> None:
+def same_graph(edges: CsrEdges, doubtful: DoubtfulEdges, known: CsrEdges, doubted: DoubtfulEdges) -> None:
     """The same entries, but for what lies behind the last."""
     found, in_doubt = ([part.cpu() for part in given] for given in (edges, doubtful))
     assert torch.equal(found[0], known.pointer)
@@ -233,7 +233,7 @@ def rescaled(kernel: Kernel, device: str, n: int, dtype: torch.dtype, weight: fl
     mass, sums, old = (torch.rand(n, generator=gen, dtype=torch.float64).add(0.1).to(dtype) for _ in range(3))
     sums[::7] = 0.0
     mass[::7] = torch.finfo(dtype).tiny
-    found = kernel.rescaled(*(side.to(device) for side in (mass, sums, old)), weight)
+    found = kernel.update_scaling(*(side.to(device) for side in (mass, sums, old)), weight)
     m, s, u = wide(mass, sums.clamp_min(torch.finfo(dtype).tiny), old)
     close(found, u * (m / s / u) ** weight, dtype, factor=10.0)
 
@@ -288,7 +288,7 @@ def principal_directions(find: Keys, device: str, n: int, d: int, dtype: torch.d
 
 def sweeps(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, dtype: torch.dtype, device: str) -> None:
     """`swept` for a kernel on its operands."""
-    swept(kernel.on(*(side.to(device) for side in operands)), score, dtype, device)
+    swept(kernel.bind(*(side.to(device) for side in operands)), score, dtype, device)
 
 
 def swept(bound: Softmins, score: np.ndarray, dtype: torch.dtype, device: str) -> None:
@@ -330,7 +330,7 @@ def stream_softmin(
     A, B = factors(n, k, rank, dtype, n * 7919 + k * 31 + rank)
     bias = potential(k if axis == 1 else n, dtype, n + k, holes=holes)
     a, b, c = wide(A, B, bias)
-    found = kernel.on(A.to(device), B.to(device)).softmin(bias.to(device), axis)
+    found = kernel.bind(A.to(device), B.to(device)).softmin(bias.to(device), axis)
     close(found, softmin_oracle(a @ b.T, c, axis), dtype)
 
 
@@ -342,7 +342,7 @@ def stream_layouts(kernel: Kernel, device: str) -> None:
         bias = potential(len(B), torch.float64, 2)
         a, b, c = wide(A, B, bias)
         moved, (strided_bias,) = (side.to(device) for side in (A, B)), strided(bias, device=device)
-        close(kernel.on(*moved).softmin(strided_bias, 1), softmin_oracle(a @ b.T, c, 1), torch.float64)
+        close(kernel.bind(*moved).softmin(strided_bias, 1), softmin_oracle(a @ b.T, c, 1), torch.float64)
 
 
 def stream_bfloat16(kernel: Kernel, device: str) -> None:
@@ -350,7 +350,7 @@ def stream_bfloat16(kernel: Kernel, device: str) -> None:
     A, B = factors(100, 90, 40, torch.bfloat16, 1)
     bias = potential(90, torch.float32, 2)
     a, b, c = wide(A, B, bias)
-    found = kernel.on(A.to(device), B.to(device)).softmin(bias.to(device), 1)
+    found = kernel.bind(A.to(device), B.to(device)).softmin(bias.to(device), 1)
     close(found, softmin_oracle(a @ b.T, c, 1), torch.float32)
 
 
@@ -365,7 +365,7 @@ def absorbs(kernel: Kernel, operands: tuple[Tensor, ...], score: np.ndarray, dev
     for turned in (False, True):
         out = torch.full((k, n) if turned else (n, k), float("nan"), dtype=torch.float64, device=device)
         out = out.T if turned else out
-        kernel.on(*(side.to(device) for side in operands)).absorb(*strided(f, g, device=device), out)
+        kernel.bind(*(side.to(device) for side in operands)).absorb(*strided(f, g, device=device), out)
         np.testing.assert_allclose(out.cpu().numpy(), expected, rtol=1e-10)
 
 
@@ -373,7 +373,7 @@ def relaxed_marginals(
     kernel: Kernel, operands: tuple[Tensor, ...], damping: tuple[float, float], weight: float, n_iter: int
 ) -> Tensor:
     """Potentials (N + K,) of a solve under these dampings, in float64."""
-    bound = kernel.on(*operands)
+    bound = kernel.bind(*operands)
     n, k = len(operands[0]), operands[1].shape[0] if len(operands) == 2 else operands[0].shape[1]
     device = operands[0].device
     log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
@@ -390,7 +390,7 @@ def relaxed_agree(
     n, k = (30, 41) if n_iter > 100 else (9, 11)
     A, B = factors(n, k, 6, torch.float64, 1, reach=20.0)
     eager = softmin_dense.reference.KERNEL
-    two_reads = Kernel(eager.softmin, in_two_reads(eager.softmin), eager.absorb)
+    two_reads = Kernel(eager.softmin, make_two_read_sweep(eager.softmin), eager.absorb)
     expected = relaxed_marginals(two_reads, (A @ B.T,), damping, weight, n_iter)
     assert expected.isfinite().sum() > (n + k) / 2
     for kernel, given in ((dense, (A @ B.T,)), (stream, (A, B))):
@@ -404,7 +404,7 @@ def outliers(kernel: Kernel, device: str, dtype: torch.dtype, damping: tuple[flo
     score = -30 * torch.rand(20, 25, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     score[3], score[:, 7] = score[3] - 700.0, score[:, 7] - 700.0
     log_p, log_q = log_masses(20, dtype, 1), log_masses(25, dtype, 2)
-    bound = kernel.on(score.to(device, dtype))
+    bound = kernel.bind(score.to(device, dtype))
     row, column = (Side(mass.to(device), tau) for mass, tau in zip((log_p, log_q), damping, strict=True))
     # To the end: a residual does not see points without mass to speak of.
     options = SinkhornOptions(check_every=3000, relaxation=1.0)

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from tests.simulated_device import Simulation
 from torchgw.kernels import gpu
-from torchgw.kernels.kernel import rescaled
+from torchgw.kernels.kernel import update_scaling
 from torchgw.kernels.neighbour_graphs import reference as graphs
-from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
+from torchgw.kernels.neighbour_graphs.graphs import CsrEdges, DoubtfulEdges
 from torchgw.kernels.principal_directions import reference as directions
 from torchgw.kernels.shortest_paths import reference as paths
 from torchgw.kernels.small_transport import reference as small
@@ -41,7 +41,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def number(bits: int) -> float:
-    """The number that kernels are given the bits of, see `torchgw.kernels.gpu.bits`."""
+    """The number that kernels are given the bits of, see `torchgw.kernels.gpu.float_bits`."""
     return float(struct.unpack("<d", struct.pack("<q", bits))[0])
 
 
@@ -72,7 +72,7 @@ def dense_absorb(grid: Grid, S: Tensor, strides: Any, potentials: Tensors, out: 
 def dense_rescale(
     grid: Grid, mass: Tensor, sums: Tensor, old: Tensor, out: Tensor, n: int, weight: int, **_: Any
 ) -> None:
-    out.copy_(rescaled(mass, sums, old, number(weight)))
+    out.copy_(update_scaling(mass, sums, old, number(weight)))
 
 
 def stream_softmin(
@@ -104,7 +104,7 @@ def tiled_read(
     out.zero_()
     out[0] = found.TV
     if more["DOWN"]:  # all of a column in the first entry of its list
-        ends = tiles.transposed.first
+        ends = tiles.transpose.first
         kept = ends[:-1] < ends[1:]
         sums = torch.nn.functional.pad(found.TtW[:, 0], (0, -k % tiles.size)).view(-1, tiles.size)
         down.zero_()
@@ -140,12 +140,12 @@ def small_solve(grid: Grid, given: Tensors, strides: Any, out: Tensors, n: int, 
 def small_scalings(
     grid: Grid, given: Tensors, out: Tensors, n: int, k: int, plain: int, relaxed: int, **_: Any
 ) -> None:
-    for held, new in zip(out, small.scalings(*given, small.Effort(plain, relaxed)), strict=True):
+    for held, new in zip(out, small.scalings(*given, small.IterationCounts(plain, relaxed)), strict=True):
         held.copy_(new)
 
 
 def ways(grid: Grid, graph: Tensors, distance: Tensor, label: Tensor, matrix: Tensor, n: int, m: int, **_: Any) -> None:
-    matrix.view(torch.float64).copy_(paths.ways(*graph, distance, label, m))
+    matrix.view(torch.float64).copy_(paths.direct_cell_distances(*graph, distance, label, m))
 
 
 def entries(
@@ -170,7 +170,7 @@ def search(
 
 
 def spread(grid: Grid, graph: Tensors, distance: Tensor, label: Tensor, *given: Any, **_: Any) -> None:
-    for held, new in zip(given[:2], paths.spread(*graph, distance, label), strict=True):
+    for held, new in zip(given[:2], paths.spread_labels(*graph, distance, label), strict=True):
         held.copy_(new)
 
 
@@ -197,17 +197,17 @@ def doubts(
 ) -> None:  # fmt: skip
     row = torch.repeat_interleave(torch.arange(len(pointer) - 1, device=pointer.device), pointer.diff())
     padded = torch.nn.functional.pad(row.int(), (0, len(target) - len(row)))
-    held = Edges(pointer, padded, target, length, mutual)
-    waiting.copy_(graphs.waiting(held))
-    label.copy_(graphs.linked(held, waiting))
+    held = CsrEdges(pointer, padded, target, length, mutual)
+    waiting.copy_(graphs.doubtful_lengths(held))
+    label.copy_(graphs.label_parts(held, waiting))
 
 
 def listed(grid: Grid, given: Tensors, graph: Tensors, out: Tensors, entries: int, **_: Any) -> None:
     (length, order), (pointer, row, target) = given, graph
     found = torch.full_like(length, torch.inf)
     found[order] = length
-    held = Edges(pointer, row, target, _real(pointer, target), row)
-    for into, new in zip(out, operator.itemgetter(0, 2, 3)(graphs.listed(held, found)), strict=True):
+    held = CsrEdges(pointer, row, target, _real(pointer, target), row)
+    for into, new in zip(out, operator.itemgetter(0, 2, 3)(graphs.list_doubtful(held, found)), strict=True):
         into.copy_(new)
 
 
@@ -218,7 +218,7 @@ def _real(pointer: Tensor, target: Tensor) -> Tensor:
 
 
 def joined(grid: Grid, doubtful: Tensors, parts: Tensor, *_: Any, **__: Any) -> None:
-    parts.copy_(graphs.joined(Edges(doubtful[-1], *doubtful[:4]), Doubtful(*doubtful)))
+    parts.copy_(graphs.join_parts(CsrEdges(doubtful[-1], *doubtful[:4]), DoubtfulEdges(*doubtful)))
 
 
 def tries(
@@ -227,11 +227,13 @@ def tries(
     points, pointer, target, length = graph
     row = torch.repeat_interleave(torch.arange(n, device=pointer.device), pointer.diff()).int()
     padded = torch.nn.functional.pad(row, (0, len(target) - len(row)))
-    graphs.tried(points, Edges(pointer, padded, target, length, target), Doubtful(*doubtful), number(factor))
+    graphs.decide_edges(
+        points, CsrEdges(pointer, padded, target, length, target), DoubtfulEdges(*doubtful), number(factor)
+    )
 
 
 def closed(grid: Grid, edges: Tensors, doubtful: Tensors, told: Tensor, size: Tensor, *_: Any, **__: Any) -> None:
-    told.copy_(graphs.closed(Edges(*edges), Doubtful(*doubtful), size))
+    told.copy_(graphs.finish_graph(CsrEdges(*edges), DoubtfulEdges(*doubtful), size))
 
 
 def farthest(grid: Grid, rows: Tensor, nearest: Tensor, chosen: Tensor, n: int, most: int, **_: Any) -> None:

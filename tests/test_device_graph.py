@@ -17,7 +17,7 @@ from tests.simulated_kernels import triton_stands_in
 from torchgw import GWOptions, LandmarkDistances, PrecomputedDistances, certified, gw_align, gw_loss
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.neighbour_graphs import reference as graphs_reference
-from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges, Graphs
+from torchgw.kernels.neighbour_graphs.graphs import CsrEdges, DoubtfulEdges, GraphKernels
 from torchgw.kernels.shortest_paths import reference
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.options import SpaceOptions
@@ -33,14 +33,16 @@ from torchgw.types import DistanceProvider, GraphWarning
 CPU = torch.device("cpu")
 
 
-def neighbours(points: torch.Tensor, k: int, order: torch.Tensor | None) -> tuple[Edges, Doubtful]:
+def neighbours(points: torch.Tensor, k: int, order: torch.Tensor | None) -> tuple[CsrEdges, DoubtfulEdges]:
     """What kernels read must lie in memory as they think it does."""
     assert points.is_contiguous()
     return graphs_reference.neighbours(points, k, order)
 
 
-GRAPHS = Graphs(neighbours, graphs_reference.joined, graphs_reference.tried, graphs_reference.closed)
-SEARCHES = Searches(reference.paths, reference.between, reference.spread, reference.farthest)
+GRAPHS = GraphKernels(
+    neighbours, graphs_reference.join_parts, graphs_reference.decide_edges, graphs_reference.finish_graph
+)
+SEARCHES = Searches(reference.paths, reference.cell_distances, reference.spread_labels, reference.farthest)
 RNG = np.random.default_rng(11)
 KINDS = {
     "spiral": neighbour_graph(make_spiral(900)[0]),
@@ -60,7 +62,7 @@ def there(data: Any, kind: str) -> DeviceGraph | None:
     return None if isinstance(data, np.ndarray) else brought(data)
 
 
-def built(data: Any, kind: str, family: Graphs = GRAPHS) -> DeviceGraph:
+def built(data: Any, kind: str, family: GraphKernels = GRAPHS) -> DeviceGraph:
     """One that does both."""
     return DeviceGraph.between(data, family, SEARCHES, CPU, "eager") if isinstance(data, np.ndarray) else brought(data)
 
@@ -307,13 +309,13 @@ def test_spaces_of_points_are_those_of_the_cpu(kind: str) -> None:
 
 
 def test_what_is_open_after_a_few_rounds_is_left_to_the_cpu() -> None:
-    def undecided(edges: Edges, doubtful: Doubtful, size: torch.Tensor) -> torch.Tensor:
-        told = graphs_reference.closed(edges, doubtful, size)
+    def undecided(edges: CsrEdges, doubtful: DoubtfulEdges, size: torch.Tensor) -> torch.Tensor:
+        told = graphs_reference.finish_graph(edges, doubtful, size)
         told[0] = 1
         return told
 
     spaces = [Space(name, clouds()["short cuts"], "landmark") for name in "XY"]
-    family = GRAPHS._replace(closed=undecided)
+    family = GRAPHS._replace(finish_graph=undecided)
     found = make_providers(spaces, SpaceOptions(n_landmarks=20), partial(built, family=family))
     known = make_providers(spaces, SpaceOptions(n_landmarks=20), there)
     assert torch.equal(*(side[0][0].rows(torch.arange(50)) for side in (found, known)))

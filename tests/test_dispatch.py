@@ -77,7 +77,7 @@ LAUNCHES: dict[str, tuple[Exception, bool, str]] = {
 }
 
 
-@pytest.mark.skipif(not gpu.installed("triton"), reason="triton is not installed (it is for Linux only)")
+@pytest.mark.skipif(not gpu.has_package("triton"), reason="triton is not installed (it is for Linux only)")
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_where_triton_cannot_launch_the_next_backend_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw.kernels import triton_kernels
@@ -109,7 +109,7 @@ def test_where_triton_cannot_launch_the_next_backend_runs(name: str, monkeypatch
     gpu.failure.cache_clear()
 
 
-@pytest.mark.skipif(not gpu.installed("triton"), reason="triton is not installed (it is for Linux only)")
+@pytest.mark.skipif(not gpu.has_package("triton"), reason="triton is not installed (it is for Linux only)")
 def test_the_trial_is_a_launch_of_triton_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.failure.cache_clear()
     assert "Triton failed on a trial: RuntimeError: 0 active drivers" in str(gpu.failure(CPU))
@@ -166,7 +166,7 @@ def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch)
 
 def test_each_compilation_is_announced_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)  # what is said costs no compilation
-    twice = compiler.compiled(lambda x: x * 2)
+    twice = compiler.compile_function(lambda x: x * 2)
     with caplog.at_level("INFO", "torchgw"):
         for dtype in (torch.float32, torch.float64, torch.float64):
             twice(torch.ones(5, dtype=dtype))

@@ -415,9 +415,9 @@ def test_large_costs_that_are_spread_evenly_are_no_outliers(case: str) -> None:
 
 def test_a_mass_must_be_enough_for_every_pair() -> None:
     least = 100 * ranges.LEAST_ENTRY
-    ranges.kept(1.01 * least, 1.0, 1.0, 100, Unbalanced(0.1, 0.1))
+    ranges.remaining_mass(1.01 * least, 1.0, 1.0, 100, Unbalanced(0.1, 0.1))
     with pytest.raises(FloatingPointError, match="some mass"):
-        ranges.kept(0.99 * least, 1.0, 1.0, 100, Unbalanced(0.1, 0.1))
+        ranges.remaining_mass(0.99 * least, 1.0, 1.0, 100, Unbalanced(0.1, 0.1))
 
 
 def test_a_plan_that_grows_beyond_its_masses_is_refused_where_its_square_is_no_number() -> None:

@@ -22,7 +22,7 @@ from torchgw.kernels import (
     softmin_stream,
 )
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.kernel import Kernel, make_two_read_sweep
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.sides import Side
@@ -137,9 +137,9 @@ def test_a_sweep_moves_far_columns_towards_where_two_softmins_put_them() -> None
     score = torch.tensor([[0.0, -500.0], [-3.0, -900.0]], dtype=torch.float64)
     mass = torch.tensor([0.5, 0.5], dtype=torch.float64).log2()
     given = {"options": SinkhornOptions(tol=1e-13, check_every=1, relaxation=1.0), "max_iter": 300}
-    two_reads = Kernel(DENSE.softmin, in_two_reads(DENSE.softmin), DENSE.absorb)
-    slow = sinkhorn(two_reads.on(score), Side(mass), Side(mass), mass, **given)
-    fast = sinkhorn(DENSE.on(score), Side(mass), Side(mass), mass, **given)
+    two_reads = Kernel(DENSE.softmin, make_two_read_sweep(DENSE.softmin), DENSE.absorb)
+    slow = sinkhorn(two_reads.bind(score), Side(mass), Side(mass), mass, **given)
+    fast = sinkhorn(DENSE.bind(score), Side(mass), Side(mass), mass, **given)
     plans = [(score + state.f[:, None] + state.g).exp2() for state in (slow, fast)]
     torch.testing.assert_close(plans[1], plans[0], atol=1e-10, rtol=0)
 
@@ -183,7 +183,7 @@ def test_forbidden_entries_in_a_sweep() -> None:
 @pytest.mark.parametrize(("dtype", "axis"), daily({(torch.float32, 1)}, DTYPES, [0, 1]))
 def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -> None:
     assert compiler.unable(softmin_dense.reference.trial, Workload(CPU, torch.float32, (9, 9))) is None
-    dense, stream = softmin_dense.reference.compiled(), softmin_stream.reference.compiled()
+    dense, stream = softmin_dense.reference.compile_kernel(), softmin_stream.reference.compile_kernel()
     for n, k in EVERY_SIZE:
         cases.dense_softmin(dense, "cpu", n, k, dtype, axis, holes=n % 2 == 1)
         cases.stream_softmin(stream, "cpu", n, k, 16, dtype, axis, holes=n % 2 == 1)
@@ -196,7 +196,9 @@ def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -
 
 @pytest.mark.parametrize(("damping", "weight"), in_turn([(1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (0.3, 0.9)], [1.4, 1.0]))
 def test_relaxed_marginals_give_the_same_potentials_compiled(damping: tuple[float, float], weight: float) -> None:
-    cases.relaxed_agree(softmin_dense.reference.compiled(), softmin_stream.reference.compiled(), damping, weight)
+    cases.relaxed_agree(
+        softmin_dense.reference.compile_kernel(), softmin_stream.reference.compile_kernel(), damping, weight
+    )
 
 
 def test_sizes_and_epsilons_do_not_compile_again() -> None:
@@ -210,8 +212,8 @@ def test_sizes_and_epsilons_do_not_compile_again() -> None:
         A, B, f, g = torch.randn(n, 11), torch.randn(k, 11), torch.randn(n), torch.randn(k)
         workload = Workload(CPU, torch.float32, (n, k), 11)
         for epsilon in torch.logspace(-4, 0, 10).tolist():
-            softmin_stream.choose("compile", workload).function.on(A / epsilon, B).sweep(g, f, f, 1.0)
-            softmin_dense.choose("compile", workload).function.on(A @ B.T / epsilon).sweep(g, f, f, 1.0)
+            softmin_stream.choose("compile", workload).function.bind(A / epsilon, B).sweep(g, f, f, 1.0)
+            softmin_dense.choose("compile", workload).function.bind(A @ B.T / epsilon).sweep(g, f, f, 1.0)
     assert counters["stats"]["unique_graphs"] == 3
 
 
@@ -310,7 +312,7 @@ class TestOnTheGPU:
             A, B = factors(300, 500, 130, torch.float32, 1)
             a, b = wide(A, B)
             workload = Workload(torch.device("cuda"), torch.float32, (300, 500), 130, dot)
-            bound = softmin_stream.choose(backend, workload).function.on(A.cuda(), B.cuda())
+            bound = softmin_stream.choose(backend, workload).function.bind(A.cuda(), B.cuda())
             found = bound.softmin(torch.zeros(500, device="cuda"), 1)
             cases.close(found, cases.softmin_oracle(a @ b.T, np.zeros(500), 1), torch.float32, tolerance)
 

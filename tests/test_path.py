@@ -19,7 +19,7 @@ from torchgw import AmbiguityWarning, CoarseOptions, ConvergenceWarning, GWOptio
 from torchgw import path as module
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import Status
-from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sampling import sample_evenly
 from torchgw.marginals import SemiRelaxed
 from torchgw.path import EpsilonPath, epsilon_path
 
@@ -99,10 +99,10 @@ def test_shifts_are_mean_distances_between_matches(path: EpsilonPath) -> None:
 
 def test_many_points_are_stood_for_by_equal_shares_of_mass() -> None:
     mass = torch.tensor([0.0, 3.0, 0.0, 1.0, 2.0, 0.0], dtype=torch.float64)
-    index, weight = spread_over(mass, 3)
+    index, weight = sample_evenly(mass, 3)
     assert index.tolist() == [1, 1, 4]  # shares end at 2, 4 and 6; their middles are 1, 3 and 5
     assert weight.tolist() == [1 / 3, 1 / 3, 1 / 3]
-    index, weight = spread_over(mass, 6)
+    index, weight = sample_evenly(mass, 6)
     assert (index.tolist(), weight.tolist()) == ([1, 3, 4], [3 / 6, 1 / 6, 2 / 6])
 
 

@@ -69,7 +69,7 @@ def test_products_both_ways_are_those_of_the_formula(n: int, k: int, size: int) 
     torch.testing.assert_close(found.TV, plan @ V)
     torch.testing.assert_close(found.TtW, plan.T @ W)
     A, B, f, g = given
-    turned = separable.read(B, A, tiles.transposed, g, f, W, V)
+    turned = separable.read(B, A, tiles.transpose, g, f, W, V)
     torch.testing.assert_close(turned.TV, plan.T @ W)
     torch.testing.assert_close(turned.TtW, plan @ V)
     index = torch.tensor([n - 1, 0, n // 2])

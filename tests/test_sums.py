@@ -49,8 +49,8 @@ def test_sums_by_label_are_those_by_hand_and_come_on_top(device, dtype, shape):
 def test_running_sums_are_those_of_float64(device, shape, dim):
     values = torch.rand(shape, generator=generator())
     with on(device):
-        found = sums.running(values.to(device), dim).cpu()
-        logs = sums.running_logs(values.to(device), dim).cpu()
+        found = sums.cumulative_sum(values.to(device), dim).cpu()
+        logs = sums.cumulative_logsumexp(values.to(device), dim).cpu()
     wide = values.double().numpy()
     loose = max(values.shape) * torch.finfo(torch.float32).eps
     np.testing.assert_allclose(found.numpy(), wide.cumsum(dim), rtol=loose)

@@ -93,7 +93,7 @@ def test_what_a_list_says_of_itself_agrees_with_its_mask(seed: int) -> None:
     size, n, k = (int(torch.randint(1, most, (), generator=gen)) for most in (9, 60, 60))
     tiles, kept, mask = cases.some_tiles(size, n, k, seed, share=0.1 + 0.04 * seed)
     assert tiles.pairs == mask.sum()
-    assert tiles.nothing_skipped() == bool(kept.all())
+    assert tiles.is_complete() == bool(kept.all())
     assert len(tiles.spans) == len(kept)
     for row, spans in enumerate(tiles.spans):
         covered = np.zeros(k, dtype=bool)
@@ -103,7 +103,7 @@ def test_what_a_list_says_of_itself_agrees_with_its_mask(seed: int) -> None:
         assert (covered == mask[row * size]).all()
         assert all(a.stop < b.start for a, b in pairwise(spans))
     turned = cases.listed(kept.T.contiguous(), size, k, n).tiles
-    for found, wanted in ((tiles.transposed, turned), (tiles.transposed.transposed, tiles)):
+    for found, wanted in ((tiles.transpose, turned), (tiles.transpose.transpose, tiles)):
         assert (found.size, found.n, found.k) == (wanted.size, wanted.n, wanted.k)
         assert torch.equal(found.first, wanted.first)
         assert torch.equal(found.column, wanted.column)
@@ -113,12 +113,12 @@ def test_row_tiles_that_keep_nothing_have_no_spans() -> None:
     kept = torch.tensor([[0, 0, 0], [1, 0, 1], [0, 0, 0], [0, 0, 1], [0, 0, 0]], dtype=torch.bool)
     tiles = cases.listed(kept, 4, 20, 11).tiles
     assert tiles.spans == [[], [slice(0, 4), slice(8, 11)], [], [slice(8, 11)], []]
-    assert [len(spans) for spans in tiles.transposed.spans] == [1, 0, 2]
+    assert [len(spans) for spans in tiles.transpose.spans] == [1, 0, 2]
 
 
 def test_all_tiles_are_all() -> None:
     tiles = all_tiles(50, 23, 8, CPU)
-    assert tiles.nothing_skipped()
+    assert tiles.is_complete()
     assert tiles.pairs == 50 * 23
     assert tiles.spans == [[slice(0, 23)]] * 7
 

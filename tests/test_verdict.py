@@ -40,7 +40,7 @@ from torchgw import (
 )
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.verdict import CLEAR, MEANINGLESS, RIVAL, RIVAL_OF_PARTS, judge
-from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sampling import sample_evenly
 from torchgw.objective.distance_correlation import distance_correlation, looked_at
 from torchgw.spaces.graph import neighbour_graph
 
@@ -144,7 +144,7 @@ def test_a_few_points_stand_for_many_in_the_distance_correlation() -> None:
     order[::3] = order[::-3]  # a third of the matches is wrong
     plan = DenseCoupling(torch.eye(700, dtype=torch.float64)[order] / 700)
     mass = plan.marginal(1)
-    some = spread_over(mass, 120)[0].numpy()
+    some = sample_evenly(mass, 120)[0].numpy()
     expected = correlation_by_hand(D[np.ix_(some, some)], D[np.ix_(order[some], order[some])])
     assert 0.1 < expected < 0.9
     assert distance_correlation(*looked_at(plan, (X, X), mass, mass)) == pytest.approx(expected, abs=1e-9)

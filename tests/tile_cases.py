@@ -70,7 +70,7 @@ def softmins(kernel: TileKernel, device: str, size: int, n: int, k: int, rank: i
     for axis, points in ((0, n), (1, k)):
         (bias,) = strided(potential(points, dtype, n + k, holes=True), device=device)
         expected = softmin_oracle(score, wide(bias)[0], axis)
-        for found in (kernel.softmin(*given, bias, axis), kernel.on(*given).softmin(bias, axis)):
+        for found in (kernel.softmin(*given, bias, axis), kernel.bind(*given).softmin(bias, axis)):
             assert found.dtype == dtype
             close(found, expected, dtype)
 
@@ -82,7 +82,7 @@ def sums_of_nothing(kernel: TileKernel, device: str, dtype: torch.dtype) -> None
     tiles, _, mask = listed(kept, 32, 100, 70)
     f, g = potential(100, dtype, 2), potential(70, dtype, 3)
     f[64:96], g[:32] = -torch.inf, -torch.inf
-    score, bound = masked(A, B, mask), kernel.on(A.to(device), B.to(device), on(tiles, device))
+    score, bound = masked(A, B, mask), kernel.bind(A.to(device), B.to(device), on(tiles, device))
     rows, columns = bound.softmin(g.to(device), 1), bound.softmin(f.to(device), 0)
     assert torch.isneginf(rows).sum() == 64
     assert torch.isneginf(columns).sum() == 6
@@ -99,7 +99,7 @@ def sweeps(kernel: TileKernel, device: str, dtype: torch.dtype) -> None:
     size, n, k = 32, 70, 45
     A, B = factors(n, k, 20, dtype, 1, reach=30.0)
     tiles, _, mask = some_tiles(size, n, k, 2)
-    swept(kernel.on(A.to(device), B.to(device), on(tiles, device)), masked(A, B, mask), dtype, device)
+    swept(kernel.bind(A.to(device), B.to(device), on(tiles, device)), masked(A, B, mask), dtype, device)
 
 
 def reads(
@@ -157,7 +157,7 @@ def wide_potentials_keep_large_scores(kernel: TileKernel, device: str) -> None:
     assert np.abs(score[mask]).max() > 2000
     g = potential(k, F64, 1)
     operands = (A.to(device), B.to(device), on(tiles, device))
-    softmin = kernel.on(*operands).softmin(g.to(device), 1)
+    softmin = kernel.bind(*operands).softmin(g.to(device), 1)
     expected = softmin_oracle(score, wide(g)[0], 1)
     np.testing.assert_allclose(wide(softmin)[0], expected, rtol=0, atol=3e-5)
     f = -torch.from_numpy(expected)

@@ -174,10 +174,10 @@ def gw_align(
             names_x=names_x,
             names_y=names_y,
         )
-        return aligned(request)
+        return align_request(request)
 
 
-def watched(request: Request) -> AbstractContextManager[Watch]:
+def follow_request(request: Request) -> AbstractContextManager[Watch]:
     """What follows the solve of a request."""
     return followed(request.callback, request.checkpoint, request.call, request.generator)
 
@@ -187,10 +187,10 @@ def spaces_of(request: Request) -> tuple[Pair, Graphs]:
     return make_providers(request.spaces, request.options.spaces, request.there)
 
 
-def aligned(
+def align_request(
     request: Request,
     ranks: Ranks = ALONE,
-    follow: Callable[[Request], AbstractContextManager[Watch]] = watched,
+    follow: Callable[[Request], AbstractContextManager[Watch]] = follow_request,
     prepare: Callable[[Request], tuple[Pair, Graphs]] = spaces_of,
 ) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it and ``prepare`` its spaces."""
@@ -210,11 +210,11 @@ def aligned(
         logger.info("strategy %s%s", expected, "; in the end dense, without entropy" if request.sharpens else "")
         prepared = time.perf_counter() - began
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
-        with stopped_by_interrupt(watch), _advised(request):
+        with stopped_by_interrupt(watch), _advise_on_breakdown(request):
             strategy, solution = solve_within_memory(request.problem(spaces, watch), request.strategy)
         if marginals.free_mass:
             mass = float(solution.marginals[0].sum())
-            ranges.kept(mass, solution.values.total, request.mass, n * k, marginals)
+            ranges.remaining_mass(mass, solution.values.total, request.mass, n * k, marginals)
         derived = None
         if request.gradient_mode is not None:
             derived = differentiable(solution, request.model, spaces, request.given, request.gradient_mode)
@@ -236,7 +236,7 @@ def with_warnings(
 
 
 @contextmanager
-def _advised(request: Request) -> Iterator[None]:
+def _advise_on_breakdown(request: Request) -> Iterator[None]:
     """Numbers that end in none are answered with what to change; errors of the callback pass through."""
     try:
         yield
@@ -374,11 +374,11 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
     -----
     Files of a checkpoint hold numbers and names of known classes. Nothing in them is run.
     """
-    call, checkpoint = continued(path, X, Y)
+    call, checkpoint = read_continuation(path, X, Y)
     return gw_align(**call, checkpoint=checkpoint, callback=callback)
 
 
-def continued(
+def read_continuation(
     path: str | PathLike[str], X: Any = None, Y: Any = None, shared: bool = False
 ) -> tuple[dict[str, Any], Continued]:
     """The arguments that a checkpoint has, of a solve that ranks ``shared`` or not, and where to go on."""

@@ -69,7 +69,7 @@ def entry(
     passes_to : the function whose arguments it takes too.
     """
 
-    def shared(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
         each = [inspect.signature(given).parameters for given in (function, passes_to) if given]
         positional = [n for n, p in each[0].items() if p.kind is p.POSITIONAL_OR_KEYWORD]
         bound = positional[:1] == ["self"]
@@ -92,7 +92,7 @@ def entry(
 
         return undisturbed(call, refusing=name)
 
-    return shared
+    return decorate
 
 
 def check_options(options: object) -> GWOptions:

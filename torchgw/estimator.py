@@ -184,7 +184,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ValueError
             For rows that were not in `fit`, where the plan cannot be carried on to them; see the notes of the class.
         """
-        return self._carried(self._rows("X", X, 0), self._points[1], 0)
+        return self._average_by_plan(self._rows("X", X, 0), self._points[1], 0)
 
     def inverse_transform(self, X: Any) -> Array:
         """Rows of the target's space in the source's space, (m, D) float64; see `transform`.
@@ -193,7 +193,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ----------
         X : (m, E), rows of the target of the fit, others, or both.
         """
-        return self._carried(self._rows("X", X, 1), self._points[0], 1)
+        return self._average_by_plan(self._rows("X", X, 1), self._points[0], 1)
 
     def transform_labels(
         self, labels: Any, X: Any = None, *, side: str = "target", return_confidence: bool = False
@@ -226,7 +226,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         except TypeError as error:
             raise TypeError(f"labels must sort, so be of one kind and none missing, got others ({error})") from None
         rows = self._points[1 - origin] if X is None else self._rows("X", X, 1 - origin)
-        shares = np.nan_to_num(self._carried(rows, np.eye(len(classes))[index], 1 - origin))
+        shares = np.nan_to_num(self._average_by_plan(rows, np.eye(len(classes))[index], 1 - origin))
         found = classes[shares.argmax(1)]
         return (found, shares.max(1)) if return_confidence else found
 
@@ -288,7 +288,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise ValueError(f"{name} must have the columns of the y in fit, {self._target_names}, got {names}")
         return found
 
-    def _carried(self, rows: Array, values: Array, side: int) -> Array:
+    def _average_by_plan(self, rows: Array, values: Array, side: int) -> Array:
         """For these rows (m, .) of ``side`` the mean by the plan of the values (., d) of the other side, (m, d)."""
         result = self.result_
         group, place = _matched_rows(self._points[side], rows)

@@ -640,12 +640,12 @@ def _between(space: Any, one: Array, other: Array) -> Array:
 
 def _correlation(a: Array, b: Array) -> float:
     """Pearson's correlation of two lists of numbers, NaN where one is constant."""
-    a, b = _centred(a), _centred(b)
+    a, b = _centre(a), _centre(b)
     size = float(np.sqrt((a @ a) * (b @ b)))
     return float(np.clip(a @ b / size, -1, 1)) if size > 0 else float("nan")
 
 
-def _centred(values: Array) -> Array:
+def _centre(values: Array) -> Array:
     """Numbers less their mean, in a unit in which neither their sum nor their squares overflow or vanish."""
     unit = np.abs(values).max()
     apart: Array = values / unit if unit > 0 else values

@@ -22,7 +22,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.entry import OURS, check_options, entry
-from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sampling import sample_evenly
 from torchgw.objective.gain import product_plan
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
@@ -147,14 +147,14 @@ def epsilon_path(
         size = Y.size if is_provider(Y) else (*validate.shape_of(Y), math.inf)[0]
         for target in _falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
             points += _at_perplexity(solver, target, points[-1] if points else None)
-            if _cancelled(points):
+            if _was_cut_short(points):
                 break
     else:
         if epsilons is None:
             epsilons = np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1)) * solver.gain()
         for epsilon in _falling("epsilons", epsilons):
             points.append(solver(epsilon, points[-1] if points else None))
-            if _cancelled(points):
+            if _was_cut_short(points):
                 break
     recommended, reason = _recommend(points)
     first = solver.first
@@ -266,13 +266,13 @@ def _start(before: _Point) -> Tensor:
     result = before.result
     if result.strategy != "streaming" and 8 * math.prod(result.shape) <= result.max_memory:
         return result.coupling.to_dense()
-    index, _ = spread_over(before.mass, PAIRS)
+    index, _ = sample_evenly(before.mass, PAIRS)
     return torch.stack((index, before.matching[index]), 1)
 
 
 def _shift(one: _Point, other: _Point) -> float:
     """Mean distance between the matches of two points of a path, see `EpsilonPath.shifts`."""
-    index, weight = spread_over(torch.minimum(one.mass, other.mass), COMPARED)
+    index, weight = sample_evenly(torch.minimum(one.mass, other.mass), COMPARED)
     a, b = one.matching[index], other.matching[index]
     apart = (a != b).double()
     assert one.result.known is not None
@@ -331,7 +331,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
             place = math.log(FIRST)
         point = solver(math.exp(place), above or (tried[-1] if tried else None))
         tried.append(point)
-        if abs(point.perplexity / target - 1) <= TOLERANCE or _cancelled([point]):
+        if abs(point.perplexity / target - 1) <= TOLERANCE or _was_cut_short([point]):
             return [point]
         above = point if point.perplexity > target else above
     found = [*tried, above] if above else tried
@@ -342,7 +342,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
     return [nearest] if own else []
 
 
-def _cancelled(points: list[_Point]) -> bool:
+def _was_cut_short(points: list[_Point]) -> bool:
     """Whether the last solve was cancelled."""
     return bool(points) and points[-1].result.status is Status.CANCELLED
 

@@ -70,7 +70,7 @@ def reference(sums: tuple[float, float]) -> None:
         )
 
 
-def kept(mass: float, value: float, scale: float, pairs: int, marginals: object) -> None:
+def remaining_mass(mass: float, value: float, scale: float, pairs: int, marginals: object) -> None:
     """What is left of a mass of one where it is free, and the value of its plan times the square of ``scale``, the mass
     that was divided out. Kernels take entries of 2^-120 and of nothing for the same."""
     if mass < pairs * LEAST_ENTRY:
@@ -92,7 +92,7 @@ def price(name: str, value: float, infinite: str, least: float = 1 / LARGEST_SCA
         raise ValueError(f"{name} must be within [{least:g}, {most:g}], got {value:g}; math.inf {infinite}")
 
 
-def scaled(name: str, largest: float, scale: float) -> None:
+def scaled_distances(name: str, largest: float, scale: float) -> None:
     """Distances divided by a scale that the user gave, of which something is left."""
     if largest > LARGEST_SCALED * scale:
         raise ValueError(
@@ -106,7 +106,7 @@ def scaled(name: str, largest: float, scale: float) -> None:
         )
 
 
-def served(name: str, largest: float) -> None:
+def provider_distances(name: str, largest: float) -> None:
     """Distances as a provider of the user's serves them."""
     if largest > LARGEST_SCALED:
         raise ValueError(f"{name}.rows must be divided by {name}.scale, up to {LARGEST_SCALED:g}, got {largest:g}")
@@ -156,7 +156,7 @@ def weight(beta: float, largest: float) -> None:
         )
 
 
-def resolved(what: str, largest: float, epsilon: float, advice: str, most: float = LARGEST_RATIO) -> None:
+def epsilon_ratio(what: str, largest: float, epsilon: float, advice: str, most: float = LARGEST_RATIO) -> None:
     """Costs up to ``largest``, which float64 can add up in units of ``epsilon`` where that is above zero."""
     if largest > most * epsilon > 0:
         raise FloatingPointError(

@@ -76,7 +76,7 @@ class Score(Softmins, Protocol):
     def absorb(self, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         """The plan 2^(S + f + g) into ``out`` (N, K)."""
 
-    def rescaled(self, mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+    def update_scaling(self, mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
         """old (mass / sums / old)^weight (N,), the scaling of rows whose sums without it are these."""
 
 
@@ -125,7 +125,7 @@ class Carrier(Protocol):
         """T V for axis 1, T^T V for axis 0."""
 
 
-class Differentiated(Carrier, Protocol):
+class DifferentiableSolution(Carrier, Protocol):
     """A solved problem as an expression of what it was made from, which automatic differentiation can follow."""
 
     @property

@@ -275,7 +275,7 @@ def exact(name: str, largest: float) -> None:
         )
 
 
-def is_condensed(length: int) -> bool:
+def has_condensed_length(length: int) -> bool:
     """Whether there are n (n - 1) / 2 numbers, for some n > 3, as many as pairs of n points."""
     n = (1 + math.isqrt(1 + 8 * length)) // 2
     return n > 3 and n * (n - 1) // 2 == length
@@ -339,7 +339,7 @@ def distance_matrix(name: str, value: object) -> Array:
         )
     if gap > 0 or worst > 0 or least < 0:
         array = np.maximum(array, 0.0)
-        for one, other in _mirrored(array):
+        for one, other in _mirror_blocks(array):
             one[:] = other[:] = one / 2 + other / 2  # first: the sum of two large ones would not be finite
         np.fill_diagonal(array, 0.0)
     return array
@@ -351,7 +351,7 @@ def largest_finite(array: Array) -> float:
     return largest if largest < math.inf else float(array.max(where=np.isfinite(array), initial=0.0))
 
 
-def _mirrored(array: Array) -> Iterator[tuple[Array, Array]]:
+def _mirror_blocks(array: Array) -> Iterator[tuple[Array, Array]]:
     """The blocks (view) on and above the diagonal of a square array, each with the mirror image of its entries."""
     starts = range(0, len(array), BLOCK)
     for i, j in ((i, j) for i in starts for j in starts if i <= j):
@@ -362,7 +362,7 @@ def _mirrored(array: Array) -> Iterator[tuple[Array, Array]]:
 def _asymmetry(array: Array) -> float:
     """The most that two mirrored entries of a square array differ; two infinite ones do not."""
     gap = 0.0
-    for one, other in _mirrored(array):
+    for one, other in _mirror_blocks(array):
         with np.errstate(invalid="ignore"):  # of two infinite ones
             apart = np.abs(one - other)
         largest = float(apart.max())
@@ -687,4 +687,4 @@ def provider(name: str, value: Any) -> None:
         raise ValueError(f"{name}.rows must return a tensor (M, N) = (1, {size}) for one index, got {got}")
     if not bool(torch.isfinite(row).all()):
         raise ValueError(f"{name}.rows must be finite, got NaN or infinite distances from point 0")
-    ranges.served(name, float(row.max()))
+    ranges.provider_distances(name, float(row.max()))

@@ -86,7 +86,7 @@ class Found:
         kernel = choose("eager", Workload(score.device, torch.float64, tuple(score.shape))).function
         plan = torch.empty_like(score)
         sides, last = (Side(p.log2()), Side(q.log2())), SinkhornOptions()
-        scaling(Scaler(kernel.on(score), *sides, plan), f, g, options=last, max_iter=last.final_max_iter)
+        scaling(Scaler(kernel.bind(score), *sides, plan), f, g, options=last, max_iter=last.final_max_iter)
         return feasible(plan, p, q)
 
 
@@ -179,7 +179,7 @@ class Workspace:
 
     def sinkhorn(self, score: Tensor, f: Tensor, g: Tensor, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, int]:
         """Iterate until the L1 residual of the column marginal is small."""
-        bound = self.kernel.on(score) if self.switches.fused else plain.TwoReads(score)
+        bound = self.kernel.bind(score) if self.switches.fused else plain.TwoReads(score)
         p, q = log_p.exp2(), log_q.exp2()
         every = CHECK_EVERY if self.switches.fewer_syncs else 1
         for iteration in range(1, INNER_ITER + 1):

@@ -15,11 +15,11 @@ from tests.triton.targets import KIBIBYTES, MATRIX_INSTRUCTION, TARGETS, compile
 from torchgw.kernels import gpu
 from torchgw.kernels import triton_kernels as trial_kernels
 from torchgw.kernels.neighbour_graphs import triton as graphs
-from torchgw.kernels.neighbour_graphs.graphs import Doubtful, Edges
+from torchgw.kernels.neighbour_graphs.graphs import CsrEdges, DoubtfulEdges
 from torchgw.kernels.principal_directions import triton as principal
 from torchgw.kernels.shortest_paths import triton as paths
 from torchgw.kernels.small_transport import triton as small
-from torchgw.kernels.small_transport.reference import Effort
+from torchgw.kernels.small_transport.reference import IterationCounts
 from torchgw.kernels.softmin_dense import triton as dense
 from torchgw.kernels.softmin_stream import triton as stream
 from torchgw.kernels.softmin_stream import triton_kernels as stream_kernels
@@ -35,7 +35,7 @@ Case = tuple[str, bool, Callable[[], object]]
 def dense_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
     """(name, whether it must use a matrix unit, a call) for the kernels over a stored score."""
     score, f, g = torch.zeros(n, k, dtype=dtype), torch.zeros(n, dtype=dtype), torch.zeros(k, dtype=dtype)
-    bound, name = dense.build().on(score), f"{n} x {k} {dtype}"
+    bound, name = dense.build().bind(score), f"{n} x {k} {dtype}"
     yield f"dense softmin {name}", False, lambda: bound.softmin(g, 1)
     yield f"dense softmin over rows {name}", False, lambda: bound.softmin(f, 0)
     yield f"dense sweep {name}", False, lambda: bound.sweep(g, f, f, 1.8)
@@ -47,7 +47,7 @@ def stream_launches(dtype: torch.dtype, dot: str, rank: int, target: str) -> Ite
     wide = F64 if dtype == F64 else F32
     A, B = torch.zeros(1001, rank, dtype=dtype), torch.zeros(777, rank, dtype=dtype)
     f, g = torch.zeros(1001, dtype=wide), torch.zeros(777, dtype=wide)
-    bound, name = stream.build(dot).on(A, B), f"{dtype} {dot} rank {rank}"
+    bound, name = stream.build(dot).bind(A, B), f"{dtype} {dot} rank {rank}"
     # Products of float32 as they are (ieee) and of float64 run on the ordinary units of some of these devices.
     matrix = dtype == BF16 or (dtype == F32 and (target == "gfx942" or dot != "ieee"))
     yield f"stream softmin {name}", matrix, lambda: bound.softmin(g, 1)
@@ -71,7 +71,7 @@ def small_launches(dtype: torch.dtype, n: int, k: int) -> Iterator[Case]:
     """The same for the kernel on batches of small problems."""
     score, f, g = torch.zeros(3, n, k, dtype=dtype), torch.zeros(3, n, dtype=dtype), torch.zeros(3, k, dtype=dtype)
     yield f"small transport {n} x {k} {dtype}", False, lambda: small.build()[0](score, f[0], g[0], f, g, 8)
-    masses, effort = (f[:, None], g[:, None]), Effort(2, 3)
+    masses, effort = (f[:, None], g[:, None]), IterationCounts(2, 3)
     yield f"small scalings {n} x {k} {dtype}", False, lambda: small.build()[1](score, *masses, effort)
 
 
@@ -87,7 +87,7 @@ def path_launches() -> Iterator[Case]:
     graph, searches = (pointer, target, length), paths.build()
     yield "shortest paths", False, lambda: searches.paths(*graph, torch.tensor([0, 5]))
     yield "many shortest paths", False, lambda: searches.paths(*graph, torch.arange(100))
-    yield "spread", False, lambda: searches.spread(*graph, torch.zeros(5000, dtype=F64), torch.zeros(5000).int())
+    yield "spread", False, lambda: searches.spread_labels(*graph, torch.zeros(5000, dtype=F64), torch.zeros(5000).int())
     yield "farthest", False, lambda: searches.farthest(torch.zeros(5000, 5000, dtype=F64), 9)
 
 
@@ -95,13 +95,13 @@ def graph_launches(d: int) -> Iterator[Case]:
     """The same for the kernels that make graphs of points with d coordinates."""
     points, built = torch.zeros(300, d, dtype=F64), graphs.build()
     numbers, lengths = torch.zeros(3000).int(), torch.zeros(3000, dtype=F64)
-    edges = Edges(numbers[:301], numbers, numbers, lengths, numbers.to(torch.int8))
-    doubtful = Doubtful(numbers, lengths, *[numbers] * 4)
+    edges = CsrEdges(numbers[:301], numbers, numbers, lengths, numbers.to(torch.int8))
+    doubtful = DoubtfulEdges(numbers, lengths, *[numbers] * 4)
     for order in (None, torch.arange(300)):
         yield f"neighbours of {d}", False, lambda order=order: built.neighbours(points, 20, order)
-    yield "joined", False, lambda: built.joined(edges, doubtful)
-    yield f"tried of {d}", False, lambda: built.tried(points, edges, doubtful, 5.0)
-    yield "closed", False, lambda: built.closed(edges, doubtful, lengths[0])
+    yield "joined", False, lambda: built.join_parts(edges, doubtful)
+    yield f"tried of {d}", False, lambda: built.decide_edges(points, edges, doubtful, 5.0)
+    yield "closed", False, lambda: built.finish_graph(edges, doubtful, lengths[0])
 
 
 def trial_launches() -> Iterator[Case]:
@@ -116,7 +116,7 @@ def rescale_launches(dtype: torch.dtype) -> Iterator[Case]:
         yield (
             f"rescale {dtype} by {weight}",
             False,
-            lambda weight=weight: dense.build().rescaled(mass, mass, mass, weight),
+            lambda weight=weight: dense.build().update_scaling(mass, mass, mass, weight),
         )
 
 

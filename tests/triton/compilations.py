@@ -16,7 +16,7 @@ def test_the_first_kernel_is_announced_and_one_on_disk_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    compilations.follow()
+    compilations.watch_compilations()
 
     def launched(dtype: torch.dtype) -> None:
         triton_kernels.one_kernel.device_caches.clear()  # as a new process has none

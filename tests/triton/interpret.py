@@ -51,7 +51,7 @@ def _patched(tensor: Any, *scope: Any) -> None:
 
 def _exact(argument: Any) -> Any:
     # The interpreter keeps the digits of a float that Triton before 3.4 rounds to float32.
-    assert not isinstance(argument, float), "a kernel is given a float: give it `gpu.bits` of it"
+    assert not isinstance(argument, float), "a kernel is given a float: give it `gpu.float_bits` of it"
     return _given(argument)
 
 

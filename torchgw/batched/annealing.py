@@ -29,7 +29,7 @@ from torch import Tensor
 
 from torchgw.kernels import LOG2E, small_transport
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.small_transport.reference import Effort
+from torchgw.kernels.small_transport.reference import IterationCounts
 from torchgw.sinkhorn.scaling import scaled
 
 EXTRAPOLATION = 0.7
@@ -74,7 +74,7 @@ def scalings_on(device: torch.device, shape: tuple[int, int]) -> Callable[..., t
     return small_transport.choose("auto", Workload(device, torch.float32, shape)).function.scalings
 
 
-def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: Effort) -> Plans:
+def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: IterationCounts) -> Plans:
     """One linearisation at each temperature of ``levels`` (L, B), L >= 1; the tensor of ``plans`` is written over.
 
     O(L B n k (n + k + iterations)).

@@ -27,7 +27,7 @@ from torchgw.batched.annealing import LOWEST_EXPONENT, Pairs, Plans, anneal_pair
 from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
-from torchgw.kernels.small_transport.reference import Effort
+from torchgw.kernels.small_transport.reference import IterationCounts
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 from torchgw.sinkhorn.loop import cooled
@@ -39,7 +39,7 @@ SAME_PLAN = 0.4
 ENTROPY_SHARE = 0.12
 LEAST_VALUE = 2e-2
 RESOLVED = 0.8
-GUESS_EFFORT = Effort(10)
+GUESS_EFFORT = IterationCounts(10)
 SMALL, STEPS_AT_ONCE = 64**2, 4
 
 
@@ -53,12 +53,16 @@ class Stage(NamedTuple):
 
     fall: float
     least: int
-    effort: Effort
+    effort: IterationCounts
 
 
 # Distances are over their critical ones here, so the product plan stops being stable at a temperature of 2.
-HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 1.0, 2.0, 0.2, 6, Effort(4), 3
-STAGES = (Stage(1.4, 3, Effort(4, 10)), Stage(1.8, 0, Effort(4, 8)), Stage(1.8, 2, Effort(4, 8)))
+HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 1.0, 2.0, 0.2, 6, IterationCounts(4), 3
+STAGES = (
+    Stage(1.4, 3, IterationCounts(4, 10)),
+    Stage(1.8, 0, IterationCounts(4, 8)),
+    Stage(1.8, 2, IterationCounts(4, 8)),
+)
 
 Sides = tuple[PreparedSpace, PreparedSpace]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.sums import running, scatter
+from torchgw.kernels.sums import cumulative_sum, scatter
 from torchgw.persist.codec import storable
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
@@ -165,7 +165,7 @@ def rounded(value: Tensor) -> Tensor:
 
 def leading(value: Tensor, wanted: Tensor) -> Tensor:
     """Which of the entries ``value`` (n, k), descending along each row, are the fewest that sum to ``wanted`` (n,)."""
-    return (running(value, 1) - value < wanted[:, None]) & (value > 0)
+    return (cumulative_sum(value, 1) - value < wanted[:, None]) & (value > 0)
 
 
 class SparseEntries:

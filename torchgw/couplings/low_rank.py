@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.sums import running, scatter
+from torchgw.kernels.sums import cumulative_sum, scatter
 from torchgw.persist.codec import storable
 
 LARGEST_UNIFORM = 1 - 2**-40
@@ -52,7 +52,7 @@ class LowRankCoupling(BlockCoupling):
         size = self.R.shape[0]
         component = draw(self.Q[rows] * (self.R.sum(0) / self.g), 1, generator)[:, 0]
         # The components' distribution functions, one behind the other on the line: component c fills (c, c + 1].
-        below = running(self.R, 0)
+        below = cumulative_sum(self.R, 0)
         levels = (below / below[-1]).T + torch.arange(self.rank, device=self.device)[:, None]
         uniform = torch.rand(rows.shape, generator=generator, dtype=self.dtype, device=self.device)
         found = torch.searchsorted(levels.flatten(), uniform.clamp_max(LARGEST_UNIFORM) + component, right=True)

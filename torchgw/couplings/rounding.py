@@ -252,7 +252,7 @@ def _scaled(
     )
     f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
     left, right = (one[:, :0] if side is None else side for one, side in ((one_p, left), (one_q, right)))
-    after, core = kernel.contracted(A, B, tiles, f, g, left, right)
+    after, core = kernel.contract(A, B, tiles, f, g, left, right)
     rows, columns = after.TV[:, 0], after.TtW[:, 0]
     beyond = [_excess(rows, p), _excess(columns, q)] if bounded else []
     beyond += [] if marginals.total is None else [rows.sum() / marginals.total]

@@ -10,7 +10,7 @@ from scipy.sparse import csr_array, csr_matrix
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.kernels.sums import running, scatter
+from torchgw.kernels.sums import cumulative_sum, scatter
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import sent
 from torchgw.types import Array
@@ -70,7 +70,7 @@ class SparseCoupling(BlockCoupling):
 
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """One column for each of ``rows`` (M,), O(M log m); a row without mass gets a uniform one."""
-        below = torch.cat((self.mass.new_zeros(1), running(self.mass, 0)))
+        below = torch.cat((self.mass.new_zeros(1), cumulative_sum(self.mass, 0)))
         start, end = self.first[rows], self.first[rows + 1]
         uniform = torch.rand(rows.shape, generator=generator, dtype=self.dtype, device=self.device)
         level = below[start] + uniform * (below[end] - below[start])
@@ -107,7 +107,7 @@ class SparseCoupling(BlockCoupling):
     def to_sparse(self, mass: float) -> Any:
         order, _ = self._by_mass()
         sums = self.marginal(1)[self.row]
-        before = running(self.mass[order], 0) - self.mass[order]
+        before = cumulative_sum(self.mass[order], 0) - self.mass[order]
         start = before[self.first[self.row]]
         keep = order[before - start < mass * sums].cpu().numpy()
         entries = self.row.cpu().numpy()[keep], self.column.cpu().numpy()[keep]

@@ -129,7 +129,7 @@ class TiledCoupling(BlockCoupling):
     def _products(self, V: Tensor, axis: int) -> PlanProducts:
         """Products of the uncorrected plan (axis 1) or its transpose (axis 0) with V, in the tile order."""
         ordered = self._ordered
-        none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transposed
+        none, tiles = V.new_zeros(self.shape[1 - axis], 0), self.tiles if axis == 1 else self.tiles.transpose
         sides = (ordered["A"], ordered["f"] - self._level), (ordered["B"], ordered["g"])
         (A, f), (B, g) = sides if axis == 1 else sides[::-1]
         found = reference.read(A, B, tiles, f, g, V, none)
@@ -160,7 +160,7 @@ class TiledCoupling(BlockCoupling):
 
     def turned(self) -> TiledCoupling:
         """The transposed coupling."""
-        ordered, tiles = self._ordered, self.tiles.transposed
+        ordered, tiles = self._ordered, self.tiles.transpose
         pairs = (("A", "B"), ("f", "g"), ("x", "y"), ("row_order", "column_order"))
         exchanged = {one: ordered[other] for pair in pairs for one, other in (pair, pair[::-1])}
         listed = {"tile_first": tiles.first, "tile_column": tiles.column}

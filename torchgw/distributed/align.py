@@ -110,7 +110,7 @@ def _ended(ranks: Processes, request: Request, in_files: dict[str, Any], shares:
     def prepare(request: Request) -> tuple[Pair, Graphs]:
         return make_shared(request.spaces, request.options.spaces, ranks, shares)
 
-    result = align.aligned(request, ranks, partial(kept_by, ranks, in_files), prepare)
+    result = align.align_request(request, ranks, partial(kept_by, ranks, in_files), prepare)
     ranks.meet()
     return result
 
@@ -135,7 +135,7 @@ def resume(
     with ranks_in(group, None) as ranks:
         if ranks.count == 1 and not align.begun_by_ranks(path):
             return align.resume(path, X=X, Y=Y, callback=callback)
-        call, checkpoint = align.continued(path, X, Y, shared=True)
+        call, checkpoint = align.read_continuation(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
         with collecting_warnings():
             return _ended(ranks, build_problem(**call | more), {}, {})

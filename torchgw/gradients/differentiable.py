@@ -21,7 +21,7 @@ from torchgw.runtime.autograd import own_copies, reattach, refuse_double_backwar
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.types import Differentiated, DistanceProvider
+from torchgw.types import DifferentiableSolution, DistanceProvider
 
 
 class Differentiable:
@@ -93,7 +93,7 @@ class AmongAll:
     solved : between the points ``rows`` (n,) and ``columns`` (k,) of ``shape`` (N, K).
     """
 
-    def __init__(self, solved: Differentiated, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> None:
+    def __init__(self, solved: DifferentiableSolution, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> None:
         self.solved, self.sides, self.shape = solved, (rows, columns), shape
 
     @property

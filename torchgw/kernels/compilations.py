@@ -18,7 +18,7 @@ FOLDER = "TRITON_CACHE_DIR"
 
 
 @cache
-def follow() -> None:
+def watch_compilations() -> None:
     """Be told of compilations from now on, beside whoever is told already."""
     from triton.runtime.jit import JITFunction
 

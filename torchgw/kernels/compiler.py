@@ -24,7 +24,7 @@ logger = logging.getLogger("torchgw")
 COMPILERS = {"CC": ("C", "gcc", "clang"), "CXX": ("C++", "g++", "clang++")}
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function through torch.compile for any sizes, equal ones too: one compilation serves them all."""
     from torch.fx.experimental import _config
 
@@ -58,7 +58,7 @@ def failure(device_type: str, trial: Callable[[str], Any]) -> str | None:
         # Only this trial is guarded: a kernel that compiled and then fails in a solve raises there.
         trial(device_type)
     except Exception as error:
-        return f"torch.compile failed on a trial: {said(error)}"
+        return f"torch.compile failed on a trial: {summarise_error(error)}"
     return None
 
 
@@ -70,7 +70,7 @@ def missing(variable: str) -> str | None:
     return f"no {language} compiler: install {usual[0]} or set {variable}"
 
 
-def said(error: Exception) -> str:
+def summarise_error(error: Exception) -> str:
     """The error in a line: torch's own begins with the compiler's name, the reason stands in its second line."""
     lines = " ".join(line.strip() for line in str(error).splitlines()[:2])
     return f"{type(error).__name__}: {lines}"

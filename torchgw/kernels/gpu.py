@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from torchgw.kernels.compiler import missing, said
+from torchgw.kernels.compiler import missing, summarise_error
 from torchgw.kernels.dispatch import Workload, slower_than_eager
 from torchgw.runtime.caller import out_of_memory
 
@@ -21,9 +21,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def unable(workload: Workload) -> str | None:
     """Why no Triton kernel can run this workload."""
-    if not installed("triton"):
+    if not has_package("triton"):
         return "the package triton is not installed"
-    if interpreted():
+    if uses_interpreter():
         return None
     if workload.device.type != "cuda":
         return f"Triton kernels need a GPU, the tensors are on {workload.device.type!r}"
@@ -44,37 +44,37 @@ def failure(device: torch.device) -> str | None:
     """
     from torchgw.kernels import compilations, triton_kernels
 
-    compilations.follow()
+    compilations.watch_compilations()
     out = torch.zeros(1, dtype=torch.float32, device=device)
     try:
-        with active(out):
+        with activate_device(out):
             triton_kernels.one_kernel[(1,)]((out,), ONE=(1.0,))
     except Exception as error:
         if out_of_memory(error):
             raise
-        return missing("CC") or f"Triton failed on a trial: {said(error)}"
+        return missing("CC") or f"Triton failed on a trial: {summarise_error(error)}"
     return None
 
 
 @cache
-def installed(package: str) -> bool:
+def has_package(package: str) -> bool:
     """Whether a package is there; looked for once, as that reads folders."""
     return find_spec(package) is not None
 
 
-def interpreted() -> bool:
+def uses_interpreter() -> bool:
     """Whether Triton runs its kernels in Python, on the CPU (TRITON_INTERPRET=1)."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def unwise(family: str, workload: Workload) -> str | None:
     """Why ``auto`` should not take a Triton kernel that could run: it is interpreted, or measured to be slow."""
-    if interpreted():
+    if uses_interpreter():
         return "Triton's interpreter is for tests"
     return slower_than_eager("triton", family, workload)
 
 
-def active(tensor: Tensor) -> AbstractContextManager[object]:
+def activate_device(tensor: Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's device the one that kernels are launched on."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
@@ -90,7 +90,7 @@ def amd() -> bool:
     return torch.version.hip is not None
 
 
-def bits(number: float) -> int:
+def float_bits(number: float) -> int:
     """A float64 number as the integer that has its bits, which is how kernels take one: on some versions of Triton a
     number arrives as float32, an integer on all as it is."""
     return int(struct.unpack("<q", struct.pack("<d", number))[0])
@@ -101,6 +101,6 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def divided(n: int, size: int) -> int:
+def count_blocks(n: int, size: int) -> int:
     """The number of blocks of ``size`` that cover ``n``."""
     return -(-n // size)

@@ -44,7 +44,7 @@ Absorb = Callable[..., Tensor]
 Operands = tuple[Any, ...]
 
 
-def rescaled(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+def update_scaling(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
     """The scaling (..., N) that brings sums, of a plan without it, to the masses, over-relaxed for weights above 1."""
     new = mass / sums.clamp_min(torch.finfo(sums.dtype).tiny)
     return new if weight == 1.0 else old * (new / old) ** weight
@@ -63,9 +63,9 @@ class Kernel:
     sweep: Sweep
     absorb: Absorb
     prepare: Callable[..., Operands] | None = None
-    rescaled: Callable[[Tensor, Tensor, Tensor, float], Tensor] = rescaled
+    update_scaling: Callable[[Tensor, Tensor, Tensor, float], Tensor] = update_scaling
 
-    def on(self, *operands: Tensor) -> Score:
+    def bind(self, *operands: Tensor) -> Score:
         """The score with these operands."""
         given = operands if self.prepare is None else self.prepare(*operands)
         softmin, sweep, absorb = (
@@ -73,7 +73,7 @@ class Kernel:
             partial(self.sweep, *given),
             partial(self.absorb, *given),
         )
-        return Kernel(softmin, sweep, absorb, rescaled=self.rescaled)
+        return Kernel(softmin, sweep, absorb, update_scaling=self.update_scaling)
 
 
 def half_step(log_mass: Tensor, softmin: Tensor, empty: Tensor | None = None) -> Tensor:
@@ -95,7 +95,7 @@ def two_softmins(softmin: Softmin, g: Tensor, log_p: Tensor, f: Tensor, weight: 
     return f, softmin(f, 0)
 
 
-def in_two_reads(softmin: Softmin) -> Sweep:
+def make_two_read_sweep(softmin: Softmin) -> Sweep:
     """The sweep of an implementation that has nothing better than two softmins."""
 
     def sweep(*given: Any) -> tuple[Tensor, Tensor]:

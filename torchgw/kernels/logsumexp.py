@@ -29,7 +29,7 @@ def exponentials(x: Tensor, highest: Tensor, axis: int) -> Tensor:
     return x.sub_(highest.unsqueeze(axis)).clamp_min_(LOWEST_EXPONENT).exp2_()
 
 
-def flushed(plan: Tensor) -> Tensor:
+def flush_small(plan: Tensor) -> Tensor:
     """The plan in place, without entries up to 2^-100: products of smaller ones are no normal numbers of float32, which
     cost some processors a hundred times as much."""
     return torch.threshold_(plan, LEAST_ENTRY, 0.0)
@@ -47,7 +47,7 @@ def logsumexp2_(x: Tensor, axis: int) -> Tensor:
     return logarithm(exponentials(x, highest, axis).sum(axis), highest)
 
 
-def merged(highest: Tensor, total: Tensor, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+def merge_sums(highest: Tensor, total: Tensor, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Running maxima, and sums of 2^(x - maximum), with one more part of the terms; maxima begin at `FLOOR`."""
     higher = torch.maximum(highest, x.amax(axis))
     sums = exponentials(x, higher, axis).sum(axis)

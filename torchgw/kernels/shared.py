@@ -30,7 +30,7 @@ from torchgw.types import Softmins
 FEW_PAIRS, SWEPT_ALONE, MANY_COLUMNS, PASSED = 2**18, 2**25, 2**17, 2**14
 
 
-def merged_ranks(share: Tensor, ranks: Ranks) -> Tensor:
+def logsumexp_over_ranks(share: Tensor, ranks: Ranks) -> Tensor:
     """log2 of the sum over ranks of 2^share, entry by entry."""
     if ranks.count == 1:
         return share
@@ -50,9 +50,9 @@ class SharedKernel:
     kernel: Kernel
     ranks: Ranks
 
-    def on(self, A: Tensor, B: Tensor) -> Softmins:
+    def bind(self, A: Tensor, B: Tensor) -> Softmins:
         """The score of A (N, r), B (K, r), which all ranks have."""
-        return self.kernel.on(A, B) if _few(A, B, self.ranks) else SharedScore(self.kernel, A, B, self.ranks)
+        return self.kernel.bind(A, B) if _is_small(A, B, self.ranks) else SharedScore(self.kernel, A, B, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class SharedScore:
     @cached_property
     def rows(self) -> Softmins:
         """The score of this rank's rows."""
-        return self.kernel.on(self.ranks.own(self.A), self.B)
+        return self.kernel.bind(self.ranks.own(self.A), self.B)
 
     @cached_property
     def columns(self) -> Softmins:
         """The score of this rank's columns."""
-        return self.kernel.on(self.A, self.ranks.own(self.B))
+        return self.kernel.bind(self.A, self.ranks.own(self.B))
 
     def softmin(self, bias: Tensor, axis: int) -> Tensor:
         if axis == 1:
@@ -87,13 +87,13 @@ class SharedScore:
     @cached_property
     def whole(self) -> Softmins:
         """The score of all pairs."""
-        return self.kernel.on(self.A, self.B)
+        return self.kernel.bind(self.A, self.B)
 
     def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         if len(self.A) * len(self.B) <= SWEPT_ALONE:
             return self.whole.sweep(g, log_p, f, weight)
         f, softmin = self.rows.sweep(g, self.ranks.own(log_p), self.ranks.own(f), weight)
-        return self.ranks.joined(f, len(self.A)), merged_ranks(softmin, self.ranks)
+        return self.ranks.joined(f, len(self.A)), logsumexp_over_ranks(softmin, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -110,16 +110,16 @@ class SharedTiles:
     kernel: TileKernel
     ranks: Ranks
 
-    def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> Softmins:
+    def bind(self, A: Tensor, B: Tensor, tiles: Tiles) -> Softmins:
         """The score of A (N, r), B (K, r), which all ranks have, on the kept tiles."""
-        if _few(A, B, self.ranks):
-            return self.kernel.on(A, B, tiles)
+        if _is_small(A, B, self.ranks):
+            return self.kernel.bind(A, B, tiles)
         return TiledScore(partial(self._softmin, A, B, tiles))
 
     def _softmin(self, A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
         """Each rank has a run of what is asked for."""
         if axis == 0:
-            A, B, tiles = B, A, tiles.transposed
+            A, B, tiles = B, A, tiles.transpose
         rows = self.ranks.share(len(A), UNIT)
         own = tiles.of_rows(rows)
         found = self.kernel.softmin(A[rows], B, own, bias, 1) if own.n else bias[:0]
@@ -138,7 +138,7 @@ class SharedTiles:
 
         return self._whole(pieces(), tiles)
 
-    def contracted(
+    def contract(
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor
     ) -> tuple[PlanProducts, Tensor]:
         """Sums and left^T T right, for shares of A, B, left and right."""
@@ -149,7 +149,7 @@ class SharedTiles:
             for columns, part, (theirs, wide) in self._parts(tiles, B, right):
                 sums = PlanProducts(f.new_zeros(part.n, 1), f.new_zeros(part.k, 1))
                 if len(part.column):
-                    sums, own = self.kernel.contracted(A, theirs, part, f[rows], g[columns], left, wide)
+                    sums, own = self.kernel.contract(A, theirs, part, f[rows], g[columns], left, wide)
                     core.add_(own)
                 yield columns.start, sums
 
@@ -181,6 +181,6 @@ StreamedKernel: TypeAlias = Kernel | SharedKernel
 TileReader: TypeAlias = TileKernel | SharedTiles
 
 
-def _few(A: Tensor, B: Tensor, ranks: Ranks) -> bool:
+def _is_small(A: Tensor, B: Tensor, ranks: Ranks) -> bool:
     """Whether there is too little to share."""
     return len(A) * len(B) < FEW_PAIRS or min(len(A), len(B)) < ranks.count

@@ -34,7 +34,7 @@ def add_by_label(total: Tensor, label: Tensor, values: Tensor, dim: int = 0) -> 
     return total
 
 
-def running(values: Tensor, dim: int) -> Tensor:
+def cumulative_sum(values: Tensor, dim: int) -> Tensor:
     """Cumulative sums along ``dim``, of finite numbers."""
     if not (values.is_cuda and values.is_floating_point()):
         return values.cumsum(dim)
@@ -54,7 +54,7 @@ def _in_runs(values: Tensor) -> Tensor:
     return found
 
 
-def running_logs(values: Tensor, dim: int) -> Tensor:
+def cumulative_logsumexp(values: Tensor, dim: int) -> Tensor:
     """Logarithms of cumulative sums of exponentials along ``dim``."""
     if values.is_cuda and values.numel() == values.shape[dim]:
         return torch.logcumsumexp(torch.stack((values, values)), dim if dim < 0 else dim + 1)[0]
@@ -81,7 +81,7 @@ def inner_product(F: Tensor, G: Tensor, mass: Tensor | None = None, ranks: Ranks
     return ranks.sum(found[0] if len(found) == 1 else torch.stack(found).sum(0))
 
 
-def narrowed(sums: Tensor, dtype: torch.dtype) -> Tensor:
+def round_sums(sums: Tensor, dtype: torch.dtype) -> Tensor:
     """Float64 sums in a narrower dtype, the same whatever the order they were added in.
 
     The mean of two float32 numbers often lies halfway between two others, where the last bit of the sum would decide;

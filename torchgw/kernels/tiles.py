@@ -26,7 +26,7 @@ from torch import Tensor
 from torchgw.kernels import LN2
 from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import cumulative_sum
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
@@ -87,11 +87,11 @@ class Tiles:
 
     @cached_property
     def by_column(self) -> Tensor:
-        """(kept tiles,), the places in the list in the order in which `transposed` has them."""
+        """(kept tiles,), the places in the list in the order in which `transpose` has them."""
         return torch.argsort(self.column, stable=True)
 
     @cached_property
-    def transposed(self) -> Tiles:
+    def transpose(self) -> Tiles:
         """The same tiles, listed by columns."""
         column, order = self.column[self.by_column], self.by_column
         first = torch.searchsorted(column, torch.arange(-(-self.k // self.size) + 1, device=column.device))
@@ -111,7 +111,7 @@ class Tiles:
         first = torch.nn.functional.pad(kept.cumsum(0), (1, 0))[self.first]
         return Tiles(self.size, self.n, columns.stop - columns.start, first, self.column[kept] - begin, self.separable)
 
-    def nothing_skipped(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.column) == (len(self.first) - 1) * -(-self.k // self.size)
 
 
@@ -164,7 +164,7 @@ def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
     return Tiles(size, n, k, first, torch.arange(columns, device=device).repeat(rows))
 
 
-class Chosen(NamedTuple):
+class TileSelection(NamedTuple):
     """The tiles to evaluate, and bounds on what that leaves out.
 
     Attributes
@@ -192,7 +192,7 @@ def choose_tiles(
     size: int,
     share: float,
     ranks: Ranks = ALONE,
-) -> Chosen:
+) -> TileSelection:
     """The tiles that hold mass, leaving out at most ``share`` of the total.
 
     A (N, r), B (K, r), shares of them by `UNIT`, in an order in which neighbours are near, base-2 potentials f (N,), g
@@ -202,23 +202,23 @@ def choose_tiles(
     O(N K r / size) work, which ranks share, O(N K / size^2) memory.
     """
     n, k = len(f), len(g)
-    keep, first, told = _judged(A, B, f, g, masses, size, share, ranks)
+    keep, first, told = _select_tiles(A, B, f, g, masses, size, share, ranks)
     tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
     omitted_mass, moved, *in_runs, widest_cross = fetched(told)[0].tolist()
-    return Chosen(tiles, omitted_mass, moved, max(in_runs), widest_cross)
+    return TileSelection(tiles, omitted_mass, moved, max(in_runs), widest_cross)
 
 
 @replayed()
-def _judged(
+def _select_tiles(
     A: Tensor, B: Tensor, f: Tensor, g: Tensor, masses: tuple[Tensor, Tensor], size: int, share: float, ranks: Ranks
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Which tiles to keep (row tiles, column tiles), where the list of each row tile begins (row tiles + 1,), and the
-    numbers (5,) of `Chosen`, that of runs for either side."""
+    numbers (5,) of `TileSelection`, that of runs for either side."""
     n, k = len(f), len(g)
-    own = _Side.of(A, f[ranks.share(n, UNIT)], size)
+    own = _TiledSide.of(A, f[ranks.share(n, UNIT)], size)
     found, widest = [], []
     for where, (theirs,) in ranks.passed((B,), k, UNIT):
-        columns = _Side.of(theirs, g[where], size)
+        columns = _TiledSide.of(theirs, g[where], size)
         widest.append(columns.widest)
         step = block_rows(own.count, max(k, size * columns.count), A.device, CHUNK_ELEMENTS)
         parts = [own.centre.new_empty(2, 0, columns.count)]
@@ -230,7 +230,7 @@ def _judged(
     rows_mass, columns_mass = (
         torch.nn.functional.pad(mass, (0, -len(mass) % size)).reshape(-1, size).sum(1) for mass in masses
     )
-    small = _least(bound, share * rows_mass) & _least(bound.T, share * columns_mass).T
+    small = _smallest_within(bound, share * rows_mass) & _smallest_within(bound.T, share * columns_mass).T
     row, column = (torch.arange(len(mass), device=A.device) for mass in (rows_mass, columns_mass))
     no = small.new_zeros(())  # which a number of the host is sent for
     small.index_put_((row, bound.argmax(1)), no).index_put_((bound.argmax(0), column), no)
@@ -248,15 +248,15 @@ def _judged(
     return keep, first, told
 
 
-def _least(bound: Tensor, most: Tensor) -> Tensor:
+def _smallest_within(bound: Tensor, most: Tensor) -> Tensor:
     """For each row the entries that are smallest and sum, as 2^bound, to no more than ``most``."""
     ordered, order = bound.sort(1)
-    within = running(ordered.exp2_(), 1) <= most[:, None].to(bound.dtype)
+    within = cumulative_sum(ordered.exp2_(), 1) <= most[:, None].to(bound.dtype)
     return torch.zeros_like(within).scatter_(1, order, within)
 
 
 @dataclass(frozen=True)
-class _Side:
+class _TiledSide:
     """A run of points of one side in tiles, padded with points of potential -inf to n points.
 
     points : factors (n, r).
@@ -273,7 +273,7 @@ class _Side:
     size: int
 
     @classmethod
-    def of(cls, A: Tensor, f: Tensor, size: int) -> _Side:
+    def of(cls, A: Tensor, f: Tensor, size: int) -> _TiledSide:
         missing = -len(A) % size
         points = torch.cat((A, A[-1:].expand(missing, -1))) if missing else A
         potential = torch.nn.functional.pad(f.to(A.dtype), (0, missing), value=-torch.inf)
@@ -292,7 +292,7 @@ class _Side:
         return self.squares.amax(1)
 
 
-def _bounds(rows: _Side, columns: _Side, where: slice) -> tuple[Tensor, Tensor]:
+def _bounds(rows: _TiledSide, columns: _TiledSide, where: slice) -> tuple[Tensor, Tensor]:
     """log2 of bounds for each tile of the row tiles ``where``, (len, column tiles): on its mass, and on how much of it
     moves where 2^x is replaced by 1 + x ln 2, which is off by at most (x ln 2)^2 / 2 times 2^|x|."""
     size, centre = rows.size, rows.centre[where]

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import ON_GPU, WIDE, block_rows, blocks
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import cumulative_sum
 from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.scale import bare
@@ -66,7 +66,7 @@ def dual_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor, total: float | None =
     if total is not None:
         a, order = torch.where(p > 0, a, torch.inf).sort(-1)
         p = p.gather(-1, order)
-        before = torch.nn.functional.pad(running(p, -1), (1, 0))[..., :-1]
+        before = torch.nn.functional.pad(cumulative_sum(p, -1), (1, 0))[..., :-1]
         p = torch.minimum((total - before).clamp_min(0.0), p)
     return _mean(p, a) + _mean(q, b)
 
@@ -176,7 +176,7 @@ def _wasserstein_squared(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Squared 2-Wasserstein distance () of rising numbers (N,), (K,) of masses p, q, by the monotone coupling."""
     sides = []
     for number, mass in ((x, p), (y, q)):
-        level = running(mass, 0)
+        level = cumulative_sum(mass, 0)
         sides.append((number, level / level[-1]))
     cuts, found = torch.cat([level for _, level in sides]).sort().values, list[Tensor]()
     for where in blocks(len(cuts), AT_ONCE):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import parts
-from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sampling import sample_evenly
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.replayed import replayed
 from torchgw.spaces.landmark import placed
@@ -83,7 +83,7 @@ def _looked_at(
     """Distances (m, m) between at most so many points, drawn evenly by mass, and between their matches; which shares
     of their masses they give (m,), and which points they are (m,)."""
     every = torch.arange(len(rows), device=rows.device)
-    index = every if len(rows) <= most else spread_over(rows, most)[0]
+    index = every if len(rows) <= most else sample_evenly(rows, most)[0]
     matches = torch.cat([plan.rows(part).argmax(1) for part in parts(index, plan.shape[1])])
     return _between(source, index), _between(target, matches), rows[index] / p[index], index
 

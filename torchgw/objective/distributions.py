@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import cumulative_sum
 from torchgw.types import Array
 
 PARTS = 512
@@ -36,9 +36,9 @@ def quantiles(D: Tensor, mass: Tensor, count: int) -> Tensor:
     """
     value, order = D.sort(dim=1)
     weight = mass[order]
-    level = torch.nn.functional.pad(running(weight, 1), (1, 0))
+    level = torch.nn.functional.pad(cumulative_sum(weight, 1), (1, 0))
     level = level / level[:, -1:]
-    area = torch.nn.functional.pad(running(value * weight, 1), (1, 0)) / weight.sum(1, keepdim=True)
+    area = torch.nn.functional.pad(cumulative_sum(value * weight, 1), (1, 0)) / weight.sum(1, keepdim=True)
     cuts = torch.linspace(0, 1, count + 1, dtype=D.dtype, device=D.device).expand(len(D), -1).contiguous()
     above = torch.searchsorted(level, cuts).clamp(1, D.shape[1])
     low, high = level.gather(1, above - 1), level.gather(1, above)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import parts
-from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sampling import sample_evenly
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, Function, SeparableLoss
 from torchgw.objective.bounds import c_transform
@@ -105,7 +105,7 @@ def moments(space: DistanceProvider, mass: Tensor, loss: SeparableLoss = SQUARE,
     if loss is not SQUARE or (factors is None and not multiplies(space)):
         most = LOOKED_AT if space.stored else SEARCHED
         few = torch.arange(len(mass), device=mass.device), mass  # none of which is left out: that would wait
-        index, weight = few if len(mass) <= most else spread_over(mass, most)
+        index, weight = few if len(mass) <= most else sample_evenly(mass, most)
         return weight @ torch.cat([_row_means(space, part, mass, f, h) for part in parts(index, space.size)])
     if factors is not None:
         (F, signs), ranks = factors, ranks_of(space)
@@ -143,7 +143,7 @@ def linear_gain(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
 
 def _above_least(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
     """How far the mean of a row of the cost lies above its smallest entry, over rows drawn by their masses p (N,)."""
-    index, weight = spread_over(p, LOOKED_AT)
+    index, weight = sample_evenly(p, LOOKED_AT)
     some = cost.taken(index, slice(None))
     share = q / q.sum()
     mean = some.a + some.b @ share - 2 * (some.U @ (some.V.T @ share))

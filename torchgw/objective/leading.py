@@ -28,7 +28,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.blocks import blocks
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import cumulative_sum
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.sinkhorn.costs import FactoredCost
@@ -93,7 +93,7 @@ def leading_factors(
         else (u.new_zeros(0, dtype=torch.float64), u.new_zeros(0, 0, dtype=torch.float64))
     )
     order = values.abs().argsort(descending=True)
-    left = (whole - running(values[order].square(), 0)).clamp_min(0.0)
+    left = (whole - cumulative_sum(values[order].square(), 0)).clamp_min(0.0)
     rank = min(int((left > residual**2 * whole).sum()) + 1, most, len(order))
     order = order[:rank]
     root = values[order].abs().sqrt().to(D.dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.kernels.compiler import said
+from torchgw.kernels.compiler import summarise_error
 from torchgw.request.limits import FULL, SMALL_PAIRS, free_memory
 
 logger = logging.getLogger("torchgw")
@@ -45,7 +45,7 @@ def unusable(index: int | None = None) -> str | None:
         _tried(device)
         free = free_memory(device)
     except RuntimeError as error:
-        return said(error)
+        return summarise_error(error)
     return None if free >= FULL else f"only {free / 2**20:.0f} MiB of its memory are free"
 
 

@@ -117,12 +117,12 @@ def check_resolved(model: Model, spaces: Sequence[Space], options: GWOptions, ad
     scale, reach = options.spaces.scale, _reach(model)
     # A potential is a smallest cost, so a few large entries do it no harm; they do to marginals that are rounded.
     cost = f"{advice}; or rescale cost, or take a larger alpha"
-    ranges.resolved("cost", reach, model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
+    ranges.epsilon_ratio("cost", reach, model.epsilon, cost, 1 / torch.finfo(torch.float64).eps)
     if reach > 0 and model.cost is not None and model.cost.extra is not None and not model.marginals.free_mass:
         cheapest = _reach(model, _cheapest(model.cost, model.masses))
         typical = None if model.alpha > 0 else _reach(model, _typical(model.cost.extra))
         ranges.outliers(reach, cheapest, model.epsilon, typical, options.sinkhorn.tol)
-    ranges.resolved("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
+    ranges.epsilon_ratio("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
     if not isinstance(scale, float | tuple):
         given = [largest_of(each.data) / each.data.scale if each.kind == "provider" else 1.0 for each in spaces]
         check_distances_resolved(model, max(given), advice)
@@ -133,7 +133,7 @@ def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
     if model.loss is SQUARE or largest <= 1:
         loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
         reach = model.alpha / float(model.weight(1.0)) * loss
-        ranges.resolved("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
+        ranges.epsilon_ratio("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
 
 
 def least_resolved(model: Model, largest: float) -> float:

@@ -115,7 +115,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and (shape[0] > 1 or distances == "precomputed"):
         matrix = validate.distance_matrix(name, space)
         return Space(name, matrix, "matrix")
-    if matrix_asked and len(shape) == 1 and validate.is_condensed(shape[0]):
+    if matrix_asked and len(shape) == 1 and validate.has_condensed_length(shape[0]):
         raise ValueError(
             f"{name} must have shape (N, D), got {shape}; one number for each row goes as a column, {name}[:, None], "
             f"and distances of pdist as a matrix, scipy.spatial.distance.squareform({name})"

@@ -60,7 +60,7 @@ from torchgw.spaces.prepare import Graphs, Pair, Space
 from torchgw.spaces.resolution import sampled
 from torchgw.spaces.scale import unit_of
 from torchgw.spaces.subspace import name_of
-from torchgw.types import Array, Coupling, Differentiated
+from torchgw.types import Array, Coupling, DifferentiableSolution
 
 N_SUREST = 5  # matches that the table of a result shows
 NOT_SAVED = ("known", "model", "sharp", "differentiated")
@@ -225,7 +225,7 @@ class GWResult(Softened):
     known: tuple[KnownPoints, KnownPoints] | None = None
     model: Model | None = None
     sharp: BlockCoupling | None = None
-    differentiated: Differentiated | None = None
+    differentiated: DifferentiableSolution | None = None
     escapes: int = 0
     chance: float = math.nan
     distance_correlation: float = math.nan
@@ -548,7 +548,7 @@ def result_of(
     spaces: Pair,
     graphs: Graphs,
     prepared: float,
-    differentiated: Differentiated | None,
+    differentiated: DifferentiableSolution | None,
 ) -> GWResult:
     """The result of a request, in the units of p and q; `torchgw.gw_align` makes it.
 

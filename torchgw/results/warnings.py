@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
-from torchgw.kernels.sampling import spread_over
+from torchgw.kernels.sampling import sample_evenly
 from torchgw.objective.hessian import FLAT
 from torchgw.request.combinations import Fact, excluded, facts_of
 from torchgw.request.request import SHARP, Request
@@ -123,7 +123,7 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
     given = not result.path and result.strategy != "low-rank" and request.gradient_mode is None
     if not (given and result.epsilon > MUCH * gain and left > MISSED * gain):
         return ""
-    points, weight = spread_over(solution.marginals[0], LOOKED_AT)
+    points, weight = sample_evenly(solution.marginals[0], LOOKED_AT)
     matches = math.exp(float(weight @ entropy_and_margin(solution.coupling, points)[0].to(weight)))
     rows, columns = result.shape
     if matches < MANY * max(columns / rows, 1.0):

@@ -32,7 +32,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import feasible
 from torchgw.diagnostics.evidence import Basin
 from torchgw.kernels import LOG2E
-from torchgw.kernels.logsumexp import flushed
+from torchgw.kernels.logsumexp import flush_small
 from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
@@ -197,7 +197,7 @@ class _Field:
             alive = dict(zip(alive, self.steps(list(alive.values()), epsilons[first:last]), strict=True))
             if not self.few and last < STEPS:
                 alive = self.better_half(alive)
-        named = [(name, flushed(exponent.exp2())) for name, exponent in alive.items()]
+        named = [(name, flush_small(exponent.exp2())) for name, exponent in alive.items()]
         if self.assignment is None:
             return self.ended(named)
         found = self.ended([*named, (PRODUCT, self.product)])
@@ -225,7 +225,7 @@ class _Field:
 
     def better_half(self, alive: dict[str, Tensor]) -> dict[str, Tensor]:
         """The lower half by energy, and the product plan's in any case."""
-        found = fetched(*(self.energies(flushed(exponent.exp2())[None]) for exponent in alive.values()))
+        found = fetched(*(self.energies(flush_small(exponent.exp2())[None]) for exponent in alive.values()))
         energies = dict(zip(alive, map(float, found), strict=True))
         kept = sorted(alive, key=energies.__getitem__)[: math.ceil(len(alive) / 2)]
         return {name: exponent for name, exponent in alive.items() if name in kept or name == PRODUCT}
@@ -293,7 +293,7 @@ class _Field:
     def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
         exponents = self.steps([self.mixed(plan) for plan in plans], epsilons) if plans else []
-        return [flushed(each.exp2()) for each in exponents]
+        return [flush_small(each.exp2()) for each in exponents]
 
     def mixed(self, plan: Tensor) -> Tensor:
         """Exponents (N, K) of a plan with a little of the product plan, from which steps can go anywhere."""

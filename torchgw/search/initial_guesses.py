@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchgw.kernels.sampling import picked
+from torchgw.kernels.sampling import pick_indices
 from torchgw.linalg.centring import centred_modes, largest_modes
 from torchgw.objective.distributions import quantiles
 from torchgw.runtime.transfer import fetched
@@ -59,7 +59,7 @@ def start_costs(
         if ahead is None or len(ahead) != 2 * sum(sizes):
             (ahead,) = fetched(_uniform(sizes, generator))
         parts = torch.split(ahead, [size for size in sizes for _ in range(2)])
-        i, j = (torch.split(picked(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
+        i, j = (torch.split(pick_indices(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
         costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)
     return torch.stack(costs[:count])
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
-from torchgw.kernels.logsumexp import flushed
+from torchgw.kernels.logsumexp import flush_small
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
@@ -212,7 +212,7 @@ def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tens
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
     score = lambda plan, epsilon: loss.cost(plan, p, q).centred(epsilon)[0].stored_score(epsilon)  # noqa: E731
-    return flushed(proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_())
+    return flush_small(proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_())
 
 
 def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:

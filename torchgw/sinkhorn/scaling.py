@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.kernels.logsumexp import flushed
+from torchgw.kernels.logsumexp import flush_small
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import AsyncNumbers
@@ -96,7 +96,7 @@ def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: T
     score.absorb(f, g, out)
     first = change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]
     plan = Scaled(f, g, torch.ones_like(f), torch.ones_like(g), first)
-    plan = _iterated(score.rescaled, row, column, out, plan, 1, 1.0)
+    plan = _iterated(score.update_scaling, row, column, out, plan, 1, 1.0)
     return plan._replace(seen=torch.cat((first, plan.seen)))
 
 
@@ -241,12 +241,12 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
 
 def _gone_on(scaler: Scaler, last: Scaled, counts: list[int], weight: float, tol: float) -> Scaled:
     sides = scaler.row, scaler.column
-    return _checked(scaler.score.rescaled, *sides, scaler.out, last, tuple(counts), weight, tol)
+    return _checked(scaler.score.update_scaling, *sides, scaler.out, last, tuple(counts), weight, tol)
 
 
 def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """The plans diag(u) K diag(v) in place, of a kernel (..., N, K), u (..., N), v (..., K)."""
-    return flushed(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
+    return flush_small(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
 
 
 def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:

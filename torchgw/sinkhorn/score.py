@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels import LOG2E
-from torchgw.kernels.sums import running
+from torchgw.kernels.sums import cumulative_sum
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
@@ -142,5 +142,5 @@ def _rest(ends: Ends, ranks: Ranks) -> Tensor:
 def _norms(U: Tensor, centre: Tensor, to_A: Tensor) -> Tensor:
     """For each rank the largest norm of a row's columns from there on, (r,)."""
     squares = ((block.double() @ to_A - centre @ to_A).square() for block in _blocks(U))
-    norms = [running(each.flip(1), 1).flip(1).amax(0) for each in squares]
+    norms = [cumulative_sum(each.flip(1), 1).flip(1).amax(0) for each in squares]
     return torch.stack(norms).amax(0).sqrt()

@@ -27,7 +27,7 @@ from torch import Tensor
 from torchgw.kernels import LN2
 from torchgw.kernels.kernel import half_step
 from torchgw.kernels.logsumexp import logsumexp2
-from torchgw.kernels.sums import running, running_logs
+from torchgw.kernels.sums import cumulative_logsumexp, cumulative_sum
 from torchgw.persist.codec import storable
 
 SMALLEST_SUM = 2.0**-90
@@ -210,10 +210,10 @@ def water_level(x: Tensor, mass: Tensor, total: float) -> Tensor:
     x = torch.where(mass > 0, x, torch.inf)
     x, order = x.sort(dim=-1)
     mass = mass.gather(-1, order)
-    below = running(mass, -1)
+    below = cumulative_sum(mass, -1)
     # log2 of what lies above each point, at level zero.
     bits = torch.where(mass > 0, mass.log2() - x, -torch.inf)
-    above = running_logs((bits * LN2).flip(-1), -1).flip(-1) / LN2
+    above = cumulative_logsumexp((bits * LN2).flip(-1), -1).flip(-1) / LN2
     above = torch.cat((above[..., 1:], torch.full_like(above[..., :1], -torch.inf)), dim=-1)
     reached = below + torch.where(torch.isneginf(above), 0.0, (x + above).exp2())
     full = ((reached <= total) & (mass > 0)).sum(-1, keepdim=True)

@@ -48,7 +48,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
     start = Start(cost, end.f, end.g)
     begun = _begun(kernel, model.constraints, start, ratio, at, low_rank, score, plan)
-    scaler = Scaler(kernel.on(score), begun.row, begun.column, plan)
+    scaler = Scaler(kernel.bind(score), begun.row, begun.column, plan)
     found = opened(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
     begun = begun._replace(scaled=found.scaled)
     rounded, f, g, numbers = _ended(plan, begun, p, q, model.marginals, at)
@@ -88,7 +88,7 @@ def _begun(
         torch.mm(warm.A, warm.B.T, out=score)
     else:
         score.copy_(centred.stored_score(epsilon))
-    bound, f = kernel.on(score), warm.f
+    bound, f = kernel.bind(score), warm.f
     if other.relaxed and not one.relaxed:
         f = one.potential(bound.softmin(warm.g, 1))
     scaled = absorbed(bound, one, other, plan, f, warm.g)

@@ -155,7 +155,7 @@ class StoredInner:
         return self._score, self._plan
 
     def _opened(self, row: Side, column: Side, first: Scaled) -> Opened:
-        scaler = Scaler(self.kernel.on(self._score), row, column, self._plan)
+        scaler = Scaler(self.kernel.bind(self._score), row, column, self._plan)
         return opened(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
 
 
@@ -214,7 +214,7 @@ def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, 
     torch.mm(linear.A, linear.B.T, out=score)
     if linear.extra is not None:
         score += linear.extra
-    bound, row, column = kernel.on(score), linear.row, linear.column
+    bound, row, column = kernel.bind(score), linear.row, linear.column
     if column.relaxed and not row.relaxed:
         f = row.potential(bound.softmin(g, 1))
     return absorbed(bound, row, column, plan, f, g)
@@ -290,7 +290,7 @@ class StreamedInner:
     def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
         """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""
         tiles = self.tiles(A, B, f, g)
-        return self.kernel.on(A, B) if tiles.nothing_skipped() else self.tiled.on(A, B, tiles)
+        return self.kernel.bind(A, B) if tiles.is_complete() else self.tiled.bind(A, B, tiles)
 
     def tiles(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Tiles:
         """The tiles that matter under these potentials."""

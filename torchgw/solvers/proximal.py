@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flushed
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flush_small
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch
@@ -43,7 +43,7 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Ten
     p, q = p / p.sum(), q / q.sum()
     unit = float(product_energy(gradient, p, q))
     exponent = proximal_steps(score_of(gradient, p), (p[:, None] * q).log2(), p, q, levels(unit), watch)
-    return flushed(exponent.exp2_())
+    return flush_small(exponent.exp2_())
 
 
 def levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int = STEPS) -> list[float]:
@@ -62,7 +62,7 @@ def proximal_steps(
     """A step at each of ``epsilons`` from plans 2^``exponent`` (..., N, K), which is written over by the exponents of
     the plans that they end in; masses p (N,), q (K,) of sum one."""
     row, column = Side(p.log2()), Side(q.log2())
-    plan = flushed(exponent.exp2())
+    plan = flush_small(exponent.exp2())
     v = torch.ones_like(exponent[..., 0, :])
     for epsilon in epsilons:
         if watch.cut() or epsilon <= 0:

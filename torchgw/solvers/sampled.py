@@ -98,7 +98,7 @@ def solve_sampled(
             sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
             f, g = row_side.settled(sums[0], f), column_side.settled(sums[1], g)
         warm = f, g if column_side.relaxed else None
-        found = sinkhorn(kernel.on(score), row_side, column_side, *warm, options=inner, max_iter=inner.max_iter)
+        found = sinkhorn(kernel.bind(score), row_side, column_side, *warm, options=inner, max_iter=inner.max_iter)
         state = replace(
             state,
             n_iter=state.n_iter + 1,

@@ -205,11 +205,11 @@ def _on_all_pairs(
         at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
     ) -> SinkhornState:
         A, B = (factor.float() for factor in centred.balanced_score(at))
-        return sinkhorn(stream_kernel.KERNEL.on(A, B), row, column, f, g, options=options, max_iter=most)
+        return sinkhorn(stream_kernel.KERNEL.bind(A, B), row, column, f, g, options=options, max_iter=most)
 
     state = _cooled(solve, rows, columns, epsilon)
     A, B = centred.balanced_score(epsilon)
-    f = rows.log2() - stream_kernel.KERNEL.on(A, B).softmin(state.g, 1)
+    f = rows.log2() - stream_kernel.KERNEL.bind(A, B).softmin(state.g, 1)
     return SoftPlan(PotentialCoupling(A, B, f, state.g), epsilon, float(state.residual))
 
 
@@ -236,7 +236,7 @@ def solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) 
     def solve(
         at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
     ) -> SinkhornState:
-        scaler = Scaler(dense_kernel.KERNEL.on(torch.div(score, at, out=cold)), row, column, plan)
+        scaler = Scaler(dense_kernel.KERNEL.bind(torch.div(score, at, out=cold)), row, column, plan)
         return scaling(scaler, f, g, options=options, max_iter=most)
 
     state = _cooled(solve, rows, columns, epsilon)

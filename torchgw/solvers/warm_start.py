@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.kernels import LN2
-from torchgw.kernels.logsumexp import flushed
+from torchgw.kernels.logsumexp import flush_small
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.objective.linearise import Gradient, linearise
 from torchgw.objective.model import Model
@@ -111,7 +111,7 @@ def coupling_of(
     if cost.extra is None:
         return PotentialCoupling(*cost.balanced_score(epsilon), f, g)
     score = cost.stored_score(epsilon) if score is None else score
-    return DenseCoupling(flushed((score + f[:, None]).add_(g).exp2_()))
+    return DenseCoupling(flush_small((score + f[:, None]).add_(g).exp2_()))
 
 
 def product_start(log_p: Tensor, log_q: Tensor) -> Start:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.neighbour_graphs.graphs import Graphs
+from torchgw.kernels.neighbour_graphs.graphs import GraphKernels
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.runtime.transfer import sent
 from torchgw.spaces.device_neighbours import Built, built
@@ -77,7 +77,7 @@ class DeviceGraph(NamedTuple):
 
     @classmethod
     def between(
-        cls, points: Array, graphs: Graphs, searches: Searches, device: torch.device, backend: str
+        cls, points: Array, graphs: GraphKernels, searches: Searches, device: torch.device, backend: str
     ) -> DeviceGraph:
         """The neighbour graph of points (N, D), built there."""
         edges, made = built(points, graphs, device, backend)
@@ -114,7 +114,7 @@ class DeviceGraph(NamedTuple):
             return self.searches.farthest(self.distances(centres), count)
         centres, distance, label = self._cells(centres)
         graph, cells = (self.pointer, self.target, self.length), (distance, label)
-        return centres[self.searches.farthest(self.searches.between(*graph, *cells, len(centres)), count)]
+        return centres[self.searches.farthest(self.searches.cell_distances(*graph, *cells, len(centres)), count)]
 
     def _cells(self, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Centres of cells (M,), the points ``drawn`` and those farthest from them; the distance (N,) of each point to
@@ -131,5 +131,5 @@ class DeviceGraph(NamedTuple):
             label.index_copy_(0, new, numbers)
             centres.append(new)
             for _ in range(rounds):
-                distance, label = self.searches.spread(self.pointer, self.target, self.length, distance, label)
+                distance, label = self.searches.spread_labels(self.pointer, self.target, self.length, distance, label)
         return torch.cat(centres), distance, label

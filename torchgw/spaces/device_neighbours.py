@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, Doubtful, Edges, Graphs
+from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, CsrEdges, DoubtfulEdges, GraphKernels
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
@@ -40,7 +40,7 @@ class Built(NamedTuple):
     """
 
     k: int
-    doubtful: Doubtful
+    doubtful: DoubtfulEdges
     told: Tensor
 
     def report(self, told: Tensor, name: str) -> GraphReport | None:
@@ -77,7 +77,7 @@ def ordered(points: Tensor, backend: str) -> Tensor | None:
     return bisect(points, n // UNIT, UNIT, backend).order
 
 
-def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> tuple[Edges, Built]:
+def built(points: Array, graphs: GraphKernels, device: torch.device, backend: str) -> tuple[CsrEdges, Built]:
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
     there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), fewest(len(points))
@@ -87,13 +87,15 @@ def built(points: Array, graphs: Graphs, device: torch.device, backend: str) -> 
     return edges, Built(k, doubtful, told)
 
 
-def _built(points: Tensor, unit: Tensor, k: int, graphs: Graphs, backend: str) -> tuple[Edges, Doubtful, Tensor]:
+def _built(
+    points: Tensor, unit: Tensor, k: int, graphs: GraphKernels, backend: str
+) -> tuple[CsrEdges, DoubtfulEdges, Tensor]:
     """The graph of points (N, D) in this unit (), its edges in doubt, and what is told of it."""
     edges, doubtful = graphs.neighbours(points, k, ordered(points, backend))
-    parts = graphs.joined(edges, doubtful)
+    parts = graphs.join_parts(edges, doubtful)
     lines = points if points.shape[1] <= TREE_DIMENSIONS else points[:, :0]  # they lead no search in many dimensions
-    graphs.tried(lines, edges, doubtful, DETOUR)
-    return edges, doubtful, torch.cat((parts, graphs.closed(edges, doubtful, unit)))
+    graphs.decide_edges(lines, edges, doubtful, DETOUR)
+    return edges, doubtful, torch.cat((parts, graphs.finish_graph(edges, doubtful, unit)))
 
 
 _built_again = replayed()(_built)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw.kernels import principal_directions
 from torchgw.kernels.blocks import blocks, points_at_once
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.sums import add_by_label, narrowed
+from torchgw.kernels.sums import add_by_label, round_sums
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
@@ -88,7 +88,7 @@ class Cells:
         label, weight = ranks.own(self.label), ranks.own(mass)
         for where in blocks(len(values), points_at_once(values.shape[1], values.device, BLOCK_POINTS)):
             add_by_label(out, label[where], values[where] * weight[where, None])
-        return narrowed(ranks.sum(out) / norm[:, None], values.dtype)
+        return round_sums(ranks.sum(out) / norm[:, None], values.dtype)
 
     def nearest(self, values: Tensor, centres: Tensor, ranks: Ranks = ALONE) -> Tensor:
         """For each cell the index of its point whose values (N, d), the ranks' shares, are closest to the centre,

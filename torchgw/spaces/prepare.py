@@ -169,7 +169,7 @@ def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pai
         scale = max(largest_of(space) for space in made)
     scales = scale if isinstance(scale, tuple) else (scale, scale)
     for name, space, divisor in zip("XY", made, scales, strict=True):
-        ranges.scaled(name, largest_of(space), divisor)
+        ranges.scaled_distances(name, largest_of(space), divisor)
     x, y = (cast(Any, space).with_scale(divisor) for space, divisor in zip(made, scales, strict=True))
     return x, y
 

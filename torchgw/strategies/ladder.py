@@ -30,8 +30,8 @@ from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.sampling import draw, drawn_before
-from torchgw.kernels.shared import StreamedKernel, merged_ranks
+from torchgw.kernels.sampling import draw, draw_uniform
+from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
@@ -248,7 +248,7 @@ def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, 
     if _complete(problem, step.x, step.y):
         labels = step.x.cells.label, step.y.cells.label
     draws = [
-        None if len(mass) <= SAMPLED_POINTS else drawn_before(mass, SAMPLED_POINTS, problem.generator)
+        None if len(mass) <= SAMPLED_POINTS else draw_uniform(mass, SAMPLED_POINTS, problem.generator)
         for mass in model.masses
     ]
     cells = step.linear.A, step.linear.B, step.f, step.g
@@ -272,8 +272,8 @@ def _lifted(
     sides, (A, B, f, g) = ends.sides(model), cells
     if labels is None:
         row, column = sides
-        at_rows = ranks.joined(kernel.on(ends.A, B).softmin(g, 1), len(model.p))
-        at_columns = ranks.joined(kernel.on(A, ends.B).softmin(f, 0), len(model.q))
+        at_rows = ranks.joined(kernel.bind(ends.A, B).softmin(g, 1), len(model.p))
+        at_columns = ranks.joined(kernel.bind(A, ends.B).softmin(f, 0), len(model.q))
         f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
     else:
         f, g = f[labels[0]].double(), g[labels[1]].double()
@@ -298,8 +298,8 @@ def _marginal_errors(
         total, every = mass.sum(), drawn is None
         index = torch.arange(len(mass), device=mass.device) if drawn is None else draw(mass, SAMPLED_POINTS, drawn)
         some = ranks.taken(A if axis == 1 else B, len(mass), index)
-        bound = kernel.on(some, B) if axis == 1 else kernel.on(A, some)
-        softmin = merged_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
+        bound = kernel.bind(some, B) if axis == 1 else kernel.bind(A, some)
+        softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
         sums = own[index] + softmin.double()
         weight = mass[index] if every else total.expand(len(index)) / len(index)
         wanted = side.at(index).reached(sums - own[index], weight)
@@ -336,8 +336,8 @@ def _next(
     y = cells_of(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
     model = problem.model.on_cells(x.cells, y.cells)
     last, kernel = _linear(problem.model, step.ends, x.cells, y.cells, problem.ranks), problem.kernels.streamed
-    f = last.row.potential(kernel.on(last.A, step.linear.B).softmin(step.g, 1))
-    g = last.column.potential(kernel.on(step.linear.A, last.B).softmin(step.f, 0))
+    f = last.row.potential(kernel.bind(last.A, step.linear.B).softmin(step.g, 1))
+    g = last.column.potential(kernel.bind(step.linear.A, last.B).softmin(step.f, 0))
     f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
     complete, stored = _complete(problem, x, y), _stored(problem, x, y)
@@ -394,7 +394,7 @@ def _begun(
     linear = _linear(model, ends, x, y, ranks)
     A, B = linear.A, linear.B
     g = g.to(A.dtype) + y.means(ends.shifts[1][:, None], model.q)[:, 0].to(A.dtype)
-    return linear, linear.row.potential(kernel.on(A, B).softmin(g, 1)), g
+    return linear, linear.row.potential(kernel.bind(A, B).softmin(g, 1)), g
 
 
 @replayed()

@@ -7,17 +7,17 @@ from functools import partial
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Implementation, Selection, Workload, select
 from torchgw.kernels.neighbour_graphs import triton
-from torchgw.kernels.neighbour_graphs.graphs import Graphs
+from torchgw.kernels.neighbour_graphs.graphs import GraphKernels
 
 NAME = "neighbour_graphs"
 
-FAMILY: tuple[Implementation[Graphs | None], ...] = (
+FAMILY: tuple[Implementation[GraphKernels | None], ...] = (
     Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build()),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: None),
 )
 
 
-def choose(backend: str, workload: Workload) -> Selection[Graphs | None]:
+def choose(backend: str, workload: Workload) -> Selection[GraphKernels | None]:
     """The implementation that runs this workload; see `dispatch.select`.
 
     The eager one is None, and serves where the compiler is asked for: trees and searches that go from point to point

@@ -12,7 +12,7 @@ AT_ONCE, SEARCH_BYTES = 2**24, 24  # distances that are searched at once, and th
 TOLD = 256  # edges that were cut, of which the ends are told along with their number
 
 
-class Edges(NamedTuple):
+class CsrEdges(NamedTuple):
     """The rows of a symmetric CSR matrix of N points on a device, and behind them entries that belong to none.
 
     pointer : (N + 1,) int32, where rows begin.
@@ -28,7 +28,7 @@ class Edges(NamedTuple):
     mutual: Tensor
 
 
-class Doubtful(NamedTuple):
+class DoubtfulEdges(NamedTuple):
     """Edges of a graph in doubt, shortest first, in lists with room for all entries of the graph.
 
     rank : (E,) int32, the place in this list of each entry of the graph, or -1.
@@ -47,7 +47,7 @@ class Doubtful(NamedTuple):
     label: Tensor
 
 
-class Graphs(NamedTuple):
+class GraphKernels(NamedTuple):
     """Neighbour graphs and their short cuts on a device; see `torchgw.kernels.neighbour_graphs.reference`.
 
     neighbours : the edges from each point to those nearest to it, and those in doubt.
@@ -56,7 +56,7 @@ class Graphs(NamedTuple):
     closed : the graph without the others.
     """
 
-    neighbours: Callable[[Tensor, int, Tensor | None], tuple[Edges, Doubtful]]
-    joined: Callable[[Edges, Doubtful], Tensor]
-    tried: Callable[[Tensor, Edges, Doubtful, float], None]
-    closed: Callable[[Edges, Doubtful, Tensor], Tensor]
+    neighbours: Callable[[Tensor, int, Tensor | None], tuple[CsrEdges, DoubtfulEdges]]
+    join_parts: Callable[[CsrEdges, DoubtfulEdges], Tensor]
+    decide_edges: Callable[[Tensor, CsrEdges, DoubtfulEdges, float], None]
+    finish_graph: Callable[[CsrEdges, DoubtfulEdges, Tensor], Tensor]

@@ -9,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.kernels.neighbour_graphs.graphs import CUT, STAYS, TOLD, UNDECIDED, Doubtful, Edges
+from torchgw.kernels.neighbour_graphs.graphs import CUT, STAYS, TOLD, UNDECIDED, CsrEdges, DoubtfulEdges
 
 PAIRS = 2**24
 
 
-def neighbours(points: Tensor, k: int, order: Tensor | None = None) -> tuple[Edges, Doubtful]:
+def neighbours(points: Tensor, k: int, order: Tensor | None = None) -> tuple[CsrEdges, DoubtfulEdges]:
     """The edges from each of the points (N, D), float64, to the k others nearest to it, of equally near ones the first;
     ``order`` (N,) is one in which points near each other come near each other, which changes nothing but the time it
     takes. In doubt are those that are not mutual, and whose ends share no neighbour through edges that are."""
     edges = edges_of(keys_of(nearest(points, k)), points)
-    return edges, listed(edges, waiting(edges))
+    return edges, list_doubtful(edges, doubtful_lengths(edges))
 
 
 def nearest(points: Tensor, k: int) -> Tensor:
@@ -42,7 +42,7 @@ def keys_of(neighbour: Tensor) -> Tensor:
     return torch.cat((one * n + other, other * n + one))
 
 
-def edges_of(keys: Tensor, points: Tensor) -> Edges:
+def edges_of(keys: Tensor, points: Tensor) -> CsrEdges:
     """The edges of such keys."""
     n = len(points)
     key, count = torch.unique(keys, return_counts=True)
@@ -53,10 +53,10 @@ def edges_of(keys: Tensor, points: Tensor) -> Edges:
     padded = torch.nn.functional.pad
     one, other = (padded(end.int(), (0, left)) for end in (row, target))
     mutual = padded((count > 1).to(torch.int8), (0, left), value=1)
-    return Edges(pointer.int(), one, other, padded(length, (0, left), value=torch.inf), mutual)
+    return CsrEdges(pointer.int(), one, other, padded(length, (0, left), value=torch.inf), mutual)
 
 
-def waiting(edges: Edges) -> Tensor:
+def doubtful_lengths(edges: CsrEdges) -> Tensor:
     """The lengths (E,) of edges in doubt, infinite for all others, and from later points to earlier ones."""
     near = _neighbours(edges, edges.mutual != 0)
     found = torch.full_like(edges.length, torch.inf)
@@ -67,7 +67,7 @@ def waiting(edges: Edges) -> Tensor:
     return found
 
 
-def _neighbours(edges: Edges, kept: Tensor) -> list[dict[int, float]]:
+def _neighbours(edges: CsrEdges, kept: Tensor) -> list[dict[int, float]]:
     """The neighbours of each point by the edges that are ``kept`` (E,), with their lengths."""
     near: list[dict[int, float]] = [{} for _ in range(len(edges.pointer) - 1)]
     which = (kept & edges.length.isfinite()).nonzero()[:, 0]
@@ -76,8 +76,8 @@ def _neighbours(edges: Edges, kept: Tensor) -> list[dict[int, float]]:
     return near
 
 
-def listed(edges: Edges, waiting: Tensor) -> Doubtful:
-    """The list of the edges that have a length in ``waiting`` (E,)."""
+def list_doubtful(edges: CsrEdges, waiting: Tensor) -> DoubtfulEdges:
+    """The list of the edges that have a length in ``doubtful_lengths`` (E,)."""
     length, order = waiting.sort(stable=True)
     low, high = edges.row[order], edges.target[order]
     rank, n = torch.full_like(low, -1), len(edges.pointer) - 1
@@ -86,11 +86,11 @@ def listed(edges: Edges, waiting: Tensor) -> Doubtful:
     which = length.isfinite().nonzero()[:, 0]
     for one, other in ((low, high), (high, low)):
         rank[torch.searchsorted(key, one[which].long() * n + other[which])] = which.int()
-    return Doubtful(rank, length, low, high, torch.zeros_like(low), linked(edges, waiting))
+    return DoubtfulEdges(rank, length, low, high, torch.zeros_like(low), label_parts(edges, waiting))
 
 
-def linked(edges: Edges, waiting: Tensor) -> Tensor:
-    """The first point (N,) of the part of each, int32, by the edges that are not ``waiting`` (E,)."""
+def label_parts(edges: CsrEdges, waiting: Tensor) -> Tensor:
+    """The first point (N,) of the part of each, int32, by the edges that are not ``doubtful_lengths`` (E,)."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -102,7 +102,7 @@ def linked(edges: Edges, waiting: Tensor) -> Tensor:
     return first[of].to(edges.pointer)
 
 
-def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
+def join_parts(edges: CsrEdges, doubtful: DoubtfulEdges) -> Tensor:
     """The number of parts (1,) of the graph; edges of the list which join two that neither those beside it nor those
     before them do, stay."""
     from scipy.cluster.hierarchy import DisjointSet
@@ -115,7 +115,7 @@ def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
     return edges.pointer.new_full((1,), parts.n_subsets)
 
 
-def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
+def decide_edges(points: Tensor, edges: CsrEdges, doubtful: DoubtfulEdges, factor: float) -> None:
     """Decides of the others: those stay that have a way round at most so many times as long, by edges beside the list
     and those that stay before them. No edge is shorter than the straight line between its ends, by the coordinates
     ``points`` (N, D), of which there may be none."""
@@ -138,7 +138,7 @@ def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> No
             near[i][j] = near[j][i] = length
 
 
-def closed(edges: Edges, doubtful: Doubtful, size: Tensor) -> Tensor:
+def finish_graph(edges: CsrEdges, doubtful: DoubtfulEdges, size: Tensor) -> Tensor:
     """The edges get the unit ``size`` (), and those that were cut become loops of infinite length. How many of the list
     are undecided, and are cut, and of the first of these, in any order, place and both ends (2 + 3 `TOLD`,) int32.
     With the undecided ones count those between points that coincide, of which the CPU takes one."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, TOLD, Doubtful, Edges, Graphs
+from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, TOLD, CsrEdges, DoubtfulEdges, GraphKernels
 
 ROWS, COLUMNS = 16, 128  # of a tile of distances
 BLOCK = 256  # entries
@@ -35,70 +35,70 @@ def at_once(n: int, device: torch.device) -> int:
 
 
 @cache
-def build() -> Graphs:
+def build() -> GraphKernels:
     """What `torchgw.kernels.neighbour_graphs.reference` computes, on the device; loads triton."""
     from torchgw.kernels.neighbour_graphs import triton_kernels
 
     kernels: Any = triton_kernels
 
-    def neighbours(points: Tensor, k: int, order: Tensor | None) -> tuple[Edges, Doubtful]:
+    def neighbours(points: Tensor, k: int, order: Tensor | None) -> tuple[CsrEdges, DoubtfulEdges]:
         (n, d), device = points.shape, points.device
         keys = torch.empty(2 * n * k, dtype=torch.int64, device=device)
         axes = (points if order is None else points[order]).T.contiguous()
         boxes = None if order is None else _boxes(axes)
         order = torch.arange(n, device=device) if order is None else order
-        with gpu.active(points):
-            kernels.nearest_kernel[(gpu.divided(n, ROWS),)](
+        with gpu.activate_device(points):
+            kernels.nearest_kernel[(gpu.count_blocks(n, ROWS),)](
                 axes, order, boxes, keys, n, k, d, BLOCK=(ROWS, COLUMNS, gpu.power_of_two(k)), num_warps=8
             )
         keys = keys.sort().values
         place = (keys[1:] != keys[:-1]).cumsum(0, dtype=torch.int32)
         entries = len(keys)
         # Rows begin at multiples of 16 bytes whatever their length is: kernels are compiled anew for others.
-        ints = place.new_empty(6, gpu.divided(entries, ALIGNED) * ALIGNED)[:, :entries]
+        ints = place.new_empty(6, gpu.count_blocks(entries, ALIGNED) * ALIGNED)[:, :entries]
         mutual = torch.empty(entries, dtype=torch.int8, device=device)
-        made = Edges(place.new_empty(n + 1), ints[0], ints[1], points.new_empty(entries), mutual)
+        made = CsrEdges(place.new_empty(n + 1), ints[0], ints[1], points.new_empty(entries), mutual)
         waiting, label = torch.empty_like(made.length), torch.empty_like(made.pointer[1:])
         rank, low, high, state = ints[2:]
-        with gpu.active(points):
-            kernels.edges_kernel[(gpu.divided(entries, BLOCK),)](
+        with gpu.activate_device(points):
+            kernels.edges_kernel[(gpu.count_blocks(entries, BLOCK),)](
                 (keys, place), points, made, (waiting, rank, state, label), n, d, entries, BLOCK=BLOCK
             )
             kernels.doubts_kernel[(n,)](*made[:1], *made[2:], waiting, label, EDGES=EDGES, LINKED=LINKED, num_warps=1)
             length, order = waiting.sort(stable=True)
-            kernels.listed_kernel[(gpu.divided(entries, ROWS),)](
+            kernels.listed_kernel[(gpu.count_blocks(entries, ROWS),)](
                 (length, order), made[:3], (rank, low, high), entries, BLOCK=ROWS, EDGES=EDGES, num_warps=1
             )
-        return made, Doubtful(rank, length, low, high, state, label)
+        return made, DoubtfulEdges(rank, length, low, high, state, label)
 
-    def joined(edges: Edges, doubtful: Doubtful) -> Tensor:
+    def join_parts(edges: CsrEdges, doubtful: DoubtfulEdges) -> Tensor:
         n, parts = len(edges.pointer) - 1, edges.pointer.new_empty(1)
-        with gpu.active(parts):
+        with gpu.activate_device(parts):
             kernels.joined_kernel[(1,)](doubtful, parts, n, len(edges.row), **TOGETHER)
         return parts
 
-    def tried(points: Tensor, edges: Edges, doubtful: Doubtful, factor: float) -> None:
+    def decide_edges(points: Tensor, edges: CsrEdges, doubtful: DoubtfulEdges, factor: float) -> None:
         n, d = points.shape
         programs, whole = at_once(n, points.device), edges.pointer
         distance = torch.full((programs, n), torch.inf, dtype=torch.float64, device=points.device).view(torch.int64)
         queued, queue = whole.new_zeros(programs, n), whole.new_empty(programs, 2, n)
         touched = whole.new_empty(programs, n)
-        with gpu.active(points):
+        with gpu.activate_device(points):
             for _ in range(ROUNDS):
                 kernels.tries_kernel[(programs,)](
                     (points, edges.pointer, edges.target, edges.length), doubtful, (distance, queued, queue, touched),
-                    n, d, len(edges.row), gpu.bits(factor), **STEP,
+                    n, d, len(edges.row), gpu.float_bits(factor), **STEP,
                 )  # fmt: skip
 
-    def closed(edges: Edges, doubtful: Doubtful, size: Tensor) -> Tensor:
+    def finish_graph(edges: CsrEdges, doubtful: DoubtfulEdges, size: Tensor) -> Tensor:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
-        with gpu.active(told):
-            kernels.closed_kernel[(gpu.divided(len(edges.row), BLOCK),)](
+        with gpu.activate_device(told):
+            kernels.closed_kernel[(gpu.count_blocks(len(edges.row), BLOCK),)](
                 edges, doubtful, told, size, len(edges.row), MOST=TOLD, BLOCK=BLOCK
             )
         return told
 
-    return Graphs(neighbours, joined, tried, closed)
+    return GraphKernels(neighbours, join_parts, decide_edges, finish_graph)
 
 
 def _boxes(axes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
 """Triton kernels for graphs of nearest neighbours and their short cuts. Numbers come as the bits of float64 ones, see
-`torchgw.kernels.gpu.bits`."""
+`torchgw.kernels.gpu.float_bits`."""
 
 import triton
 import triton.language as tl
@@ -199,7 +199,7 @@ def joined_kernel(doubtful, parts, n, entries, LISTED: tl.constexpr):
     """Marks the edges that join parts which neither edges that stay nor those before them do, as in a spanning tree,
     and counts the parts that are left: by one program, as few edges do.
 
-    ``doubtful`` is a `torchgw.kernels.neighbour_graphs.graphs.Doubtful`, whose label leads from each point to the
+    ``doubtful`` is a `torchgw.kernels.neighbour_graphs.graphs.DoubtfulEdges`, whose label leads from each point to the
     first of its part, step by step.
     """
     _, waiting, low, high, state, label = doubtful
@@ -237,7 +237,7 @@ def joined_kernel(doubtful, parts, n, entries, LISTED: tl.constexpr):
 
 
 @triton.jit
-def _reached(graph, decisions, scratch, sizes, attempt, ends, limit, STEP: tl.constexpr):
+def _has_path(graph, decisions, scratch, sizes, attempt, ends, limit, STEP: tl.constexpr):
     """Whether a path of at most the limit leads from the first of its ends to the other, the goal, by edges that stay
     before an edge has its turn; in hope by those that may. The ``attempt`` is (turn, hope), and the ``decisions`` are
     (rank, state). ``distance`` and ``queued``, of the ``scratch``, are left as they were."""
@@ -319,7 +319,7 @@ def tries_kernel(
     or is cut, as far as those before it are decided.
 
     The ``graph`` is (points, pointer, target, length), and ``doubtful`` is a
-    `torchgw.kernels.neighbour_graphs.graphs.Doubtful`, whose state is 0 for undecided edges. The ``scratch`` is
+    `torchgw.kernels.neighbour_graphs.graphs.DoubtfulEdges`, whose state is 0 for undecided edges. The ``scratch`` is
     (distance, queued, queue, touched): ``distance`` (programs, n) is infinite, ``queued`` (programs, n) is zero. A STEP
     has so many nodes and edges of each, and is done in so many sweeps.
     """
@@ -340,7 +340,7 @@ def tries_kernel(
             for hope in range(2):
                 if tl.load(state + turn, volatile=True) == UNDECIDED:
                     begin, goal = tl.load(low + turn), tl.load(high + turn)
-                    there = _reached(
+                    there = _has_path(
                         graph, (rank, state), own_scratch, (n, d), (turn, hope), (begin, goal), factor * own, STEP
                     )
                     tl.debug_barrier()

@@ -32,7 +32,7 @@ def keys(features: Tensor, order: Tensor, ends: Tensor, largest: int, ranks: Ran
     order, ends : (N,), position to point, and (cells + 1,), the positions where cells begin and end.
     largest : the number of points of the largest cell.
     """
-    n, direction = len(order), directions(*standing(features, order, ends, ranks))
+    n, direction = len(order), directions(*collect_sample(features, order, ends, ranks))
     cell = torch.empty_like(order)
     number = torch.arange(len(direction), device=order.device)
     cell[order] = torch.repeat_interleave(number, ends.diff(), output_size=n)
@@ -45,7 +45,7 @@ def keys(features: Tensor, order: Tensor, ends: Tensor, largest: int, ranks: Ran
     return along.view(torch.int64)
 
 
-def standing(features: Tensor, order: Tensor, ends: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+def collect_sample(features: Tensor, order: Tensor, ends: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Features, order and ends of cells with the same directions, all of them here."""
     if ranks.count == 1:
         return features, order, ends

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.principal_directions.reference import POWER_ITERATIONS, SAMPLED_POINTS, SMALLEST_NORM, standing
+from torchgw.kernels.principal_directions.reference import (
+    POWER_ITERATIONS,
+    SAMPLED_POINTS,
+    SMALLEST_NORM,
+    collect_sample,
+)
 from torchgw.runtime.ranks import ALONE, Ranks
 
 MOST_FEATURES = 256
@@ -32,10 +37,10 @@ def build() -> Any:
     kernels: Any = triton_kernels
 
     def keys(features: Tensor, order: Tensor, ends: Tensor, largest: int, ranks: Ranks = ALONE) -> Tensor:
-        given = standing(features, order, ends, ranks)
+        given = collect_sample(features, order, ends, ranks)
         features, (n, d), cells = features.contiguous(), features.shape, len(ends) - 1
-        out, parts = order.new_empty(n), gpu.divided(largest, POINTS)
-        with gpu.active(features):
+        out, parts = order.new_empty(n), gpu.count_blocks(largest, POINTS)
+        with gpu.activate_device(features):
             kernels.keys_kernel[(cells * parts,)](
                 *(each.contiguous() for each in given), features, order, ends, out, n, d, ranks.share(len(order)).start,
                 parts, (cells - 1).bit_length() + 1, SMALLEST=SMALLEST_NORM, SAMPLED=SAMPLED_POINTS,

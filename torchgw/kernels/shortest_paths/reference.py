@@ -21,15 +21,19 @@ def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> T
     return torch.from_numpy(dijkstra(graph, indices=sources.cpu().numpy())).to(length.device)
 
 
-def between(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
+def cell_distances(
+    pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int
+) -> Tensor:
     """About the distances (M, M) between the centres of ``count`` cells: by way of edges from cell to cell.
 
     ``distance`` (N,) is that of each point to its centre, ``label`` (N,) int32 the number of that, M for none.
     """
-    return matrix_paths(ways(pointer, target, length, distance, label, count + 1)[:count, :count])
+    return matrix_paths(direct_cell_distances(pointer, target, length, distance, label, count + 1)[:count, :count])
 
 
-def ways(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
+def direct_cell_distances(
+    pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int
+) -> Tensor:
     """The shortest ways (M, M) by one edge from the centre of a cell to that of another, infinite where none is."""
     point = torch.repeat_interleave(torch.arange(len(label), device=label.device), pointer.diff())
     target, length = target[: len(point)], length[: len(point)]
@@ -46,7 +50,9 @@ def matrix_paths(matrix: Tensor) -> Tensor:
     return paths(pointer, kept.nonzero()[:, 1].int(), matrix[kept], every)
 
 
-def spread(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+def spread_labels(
+    pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor
+) -> tuple[Tensor, Tensor]:
     """Distances (N,) to the nearest of some centres, and its label (N,) int32, by ways of one edge more than the
     ``distance`` and ``label`` that are given. Of equally near ones it is the first; but a centre, and what
     lies where it does, keeps its label, so that none is without points."""

@@ -18,6 +18,6 @@ class Searches(NamedTuple):
     """
 
     paths: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-    between: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
-    spread: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    cell_distances: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
+    spread_labels: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     farthest: Callable[[Tensor, int], Tensor]

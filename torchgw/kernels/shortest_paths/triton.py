@@ -46,7 +46,7 @@ def build() -> Searches:
 
     kernels: Any = triton_kernels
 
-    def searched(low: Tensor, high: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
+    def run_search(low: Tensor, high: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
         n = len(high)
         most = max(MANY_AT_ONCE * gpu.processors(length.device), AT_ONCE // n)
         budgets = [*[ROUNDS] * (n // ROUNDS), ALL]
@@ -54,7 +54,7 @@ def build() -> Searches:
         for part, into in zip(torch.split(sources.contiguous(), most), torch.split(found, most), strict=True):
             queued, queue = target.new_empty(len(part), n), target.new_empty(len(part), 2, n)
             state, chosen = target.new_empty(len(part), 2), step(len(part), length.device)
-            with gpu.active(length):
+            with gpu.activate_device(length):
                 for launch, rounds in enumerate(budgets):
                     kernels.search_kernel[(len(part),)](
                         (low, high, target, length), part, into.view(torch.int64), (queued, queue, state), n, launch,
@@ -64,37 +64,39 @@ def build() -> Searches:
         return found
 
     def paths(pointer: Tensor, target: Tensor, length: Tensor, sources: Tensor) -> Tensor:
-        return searched(pointer, pointer[1:], target, length, sources)
+        return run_search(pointer, pointer[1:], target, length, sources)
 
-    def between(pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int) -> Tensor:
+    def cell_distances(
+        pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor, count: int
+    ) -> Tensor:
         n, m, every = len(label), count + 1, torch.arange(count, device=label.device)
         matrix, listed = length.new_full((m, m), torch.inf), length.new_empty(count, count)
         column, high = target.new_empty(count, count), target.new_empty(count)
-        with gpu.active(length):
-            kernels.ways_kernel[(gpu.divided(n, STEP["NODES"]),)](
+        with gpu.activate_device(length):
+            kernels.ways_kernel[(gpu.count_blocks(n, STEP["NODES"]),)](
                 (pointer, target, length), distance, label, matrix.view(torch.int64), n, m, **STEP
             )
             kernels.entries_kernel[(count,)](matrix, high, column, listed, count, m, BLOCK=ENTRIES)
         low = torch.arange(0, count * count, count, dtype=high.dtype, device=label.device)
-        return searched(low, high, column, listed, every)
+        return run_search(low, high, column, listed, every)
 
-    def spread(
+    def spread_labels(
         pointer: Tensor, target: Tensor, length: Tensor, distance: Tensor, label: Tensor
     ) -> tuple[Tensor, Tensor]:
         new, n = (torch.empty_like(distance), torch.empty_like(label)), len(label)
-        with gpu.active(length):
-            kernels.spread_kernel[(gpu.divided(n, STEP["NODES"]),)](
+        with gpu.activate_device(length):
+            kernels.spread_kernel[(gpu.count_blocks(n, STEP["NODES"]),)](
                 (pointer, target, length), distance, label, *new, n, **STEP
             )
         return new
 
     def farthest(rows: Tensor, count: int) -> Tensor:
         n, chosen = len(rows), rows.new_empty(count, dtype=torch.int64)
-        with gpu.active(rows):
+        with gpu.activate_device(rows):
             kernels.farthest_kernel[(1,)](
                 rows, torch.empty_like(rows[0]), chosen, n, count, BLOCK=min(BLOCK, gpu.power_of_two(n)),
                 num_warps=MANY_WARPS,
             )  # fmt: skip
         return chosen
 
-    return Searches(paths, between, spread, farthest)
+    return Searches(paths, cell_distances, spread_labels, farthest)

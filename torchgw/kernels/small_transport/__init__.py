@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Implementation, Selection, Workload, select
 from torchgw.kernels.small_transport import reference, triton
-from torchgw.kernels.small_transport.reference import Effort
+from torchgw.kernels.small_transport.reference import IterationCounts
 
 NAME = "small_transport"
 
@@ -26,7 +26,7 @@ class SmallTransport(NamedTuple):
     """
 
     solve: Solve
-    scalings: Callable[[Tensor, Tensor, Tensor, Effort], tuple[Tensor, Tensor]]
+    scalings: Callable[[Tensor, Tensor, Tensor, IterationCounts], tuple[Tensor, Tensor]]
 
 
 EAGER = SmallTransport(reference.solve, reference.scalings)

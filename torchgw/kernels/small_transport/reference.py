@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.kernel import half_step
-from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flushed, logsumexp2_
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flush_small, logsumexp2_
 
 RELAXATION = 1.8
 
 
-class Effort(NamedTuple):
+class IterationCounts(NamedTuple):
     """Inner iterations at each temperature.
 
     plain, relaxed : Sinkhorn iterations, then over-relaxed ones.
@@ -49,11 +49,11 @@ def solve(
     for _ in range(n_iter - 1):
         v = q / torch.matmul(u[..., None, :], kernel)[..., 0, :].clamp_min(tiny)
         u = p / torch.matmul(kernel, v[..., :, None])[..., 0].clamp_min(tiny)
-    plan = flushed(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
+    plan = flush_small(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
     return plan, f + u.log2(), g + v.log2()
 
 
-def scalings(kernel: Tensor, p: Tensor, q: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+def scalings(kernel: Tensor, p: Tensor, q: Tensor, effort: IterationCounts) -> tuple[Tensor, Tensor]:
     """u (B, 1, N), v (B, 1, K) such that diag(u) K diag(v) has rows p and nearly columns q, of kernels (B, N, K) and
     positive masses (B, 1, N), (B, 1, K).
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.small_transport.reference import RELAXATION, Effort
+from torchgw.kernels.small_transport.reference import RELAXATION, IterationCounts
 
 # Largest tile that a program keeps in registers, by bytes of an element: measured by compiling, without spills.
 LARGEST = {4: 64 * 128, 8: 64 * 64}
@@ -54,17 +54,17 @@ def build() -> Any:
         f = f.expand(batch, n)
         plan, new_f, new_g = torch.empty_like(score), score.new_empty(batch, n), score.new_empty(batch, k)
         rows, columns, warps = tile(n, k, score.element_size())
-        with gpu.active(score):
+        with gpu.activate_device(score):
             kernels.solve_kernel[(batch,)](
                 (score, log_p.contiguous(), log_q.contiguous(), f), f.stride(), (plan, new_f, new_g), n, k, n_iter,
                 BLOCK=(rows, columns), TINY=torch.finfo(score.dtype).tiny, num_warps=warps,
             )  # fmt: skip
         return plan, new_f, new_g
 
-    def scalings(kernel: Tensor, p: Tensor, q: Tensor, effort: Effort) -> tuple[Tensor, Tensor]:
+    def scalings(kernel: Tensor, p: Tensor, q: Tensor, effort: IterationCounts) -> tuple[Tensor, Tensor]:
         (batch, n, k), u, v = kernel.shape, torch.empty_like(p), torch.empty_like(q)
         rows, columns, warps = tile(n, k, kernel.element_size())
-        with gpu.active(kernel):
+        with gpu.activate_device(kernel):
             kernels.scalings_kernel[(batch,)](
                 (kernel.contiguous(), p.contiguous(), q.contiguous()), (u, v), n, k, *effort,
                 BLOCK=(rows, columns), WEIGHT=RELAXATION, num_warps=warps,

@@ -18,8 +18,8 @@ from torchgw.kernels import compiler
 from torchgw.kernels.blocks import Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
-from torchgw.kernels.kernel import Kernel, in_two_reads
-from torchgw.kernels.logsumexp import FLOOR, logarithm, logsumexp2_, merged
+from torchgw.kernels.kernel import Kernel, make_two_read_sweep
+from torchgw.kernels.logsumexp import FLOOR, logarithm, logsumexp2_, merge_sums
 
 
 def softmin(score: Tensor, bias: Tensor, axis: int) -> Tensor:
@@ -54,15 +54,15 @@ def _over_rows(score: Tensor, bias: Tensor) -> Tensor:
     for where in blocks(n, step):
         block = score[where]
         exponent = torch.add(block, bias[where, None], out=buffer[: len(block)])
-        highest, total = merged(highest, total, exponent, 0)
+        highest, total = merge_sums(highest, total, exponent, 0)
     return logarithm(total, highest)
 
 
 @cache
-def compiled() -> Kernel:
+def compile_kernel() -> Kernel:
     """The same through torch.compile; sizes are dynamic and nothing else varies: two compilations a dtype."""
-    columns = compiler.compiled(lambda score, bias: logsumexp2_(score + bias[None, :], 1))
-    rows = compiler.compiled(lambda score, bias: logsumexp2_(score + bias[:, None], 0))
+    columns = compiler.compile_function(lambda score, bias: logsumexp2_(score + bias[None, :], 1))
+    rows = compiler.compile_function(lambda score, bias: logsumexp2_(score + bias[:, None], 0))
 
     def whole(score: Tensor, bias: Tensor, axis: int) -> Tensor:
         if min(score.shape) < 2:  # a size of one would be compiled for itself
@@ -70,9 +70,9 @@ def compiled() -> Kernel:
         result: Tensor = (columns if axis == 1 else rows)(score, bias)
         return result
 
-    return Kernel(whole, in_two_reads(whole), absorb)
+    return Kernel(whole, make_two_read_sweep(whole), absorb)
 
 
 def trial(device_type: str) -> None:
     """Compile the kernel, which tells whether it can be."""
-    compiled().softmin(torch.zeros(3, 2, device=device_type), torch.zeros(2, device=device_type), 1)
+    compile_kernel().softmin(torch.zeros(3, 2, device=device_type), torch.zeros(2, device=device_type), 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchgw.kernels import gpu
 from torchgw.kernels.blocks import logarithms
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.kernel import Kernel, in_two_reads
+from torchgw.kernels.kernel import Kernel, make_two_read_sweep
 
 # Widest row that one program keeps in registers, by bytes of an element: measured by compiling, without spills.
 WIDEST = {4: 16384, 8: 8192}
@@ -26,8 +26,8 @@ RESCALED = 256
 def softmin_blocks(n_kept: int, n_summed: int, contiguous_kept: bool, processors: int) -> tuple[int, int, int]:
     """Tile of the softmin, and into how many parts the sum is split so that every processor has work."""
     kept, summed = (64, 32) if contiguous_kept else (16, 128)
-    programs = gpu.divided(n_kept, kept)
-    splits = min(max(PROGRAMS_PER_PROCESSOR * processors // programs, 1), gpu.divided(n_summed, 4 * summed))
+    programs = gpu.count_blocks(n_kept, kept)
+    splits = min(max(PROGRAMS_PER_PROCESSOR * processors // programs, 1), gpu.count_blocks(n_summed, 4 * summed))
     return kept, summed, max(splits, 1)
 
 
@@ -60,17 +60,17 @@ def build() -> Kernel:
         n_kept, n_summed = score.shape[kept_axis], score.shape[axis]
         by_columns = score.stride(kept_axis) < score.stride(axis)
         kept, summed, splits = softmin_blocks(n_kept, n_summed, by_columns, gpu.processors(score.device))
-        part = gpu.divided(gpu.divided(n_summed, splits), summed) * summed
-        splits = gpu.divided(n_summed, part)
+        part = gpu.count_blocks(gpu.count_blocks(n_summed, splits), summed) * summed
+        splits = gpu.count_blocks(n_summed, part)
         out = bias.new_empty(splits, n_kept)
-        with gpu.active(score):
-            kernels.softmin_kernel[(gpu.divided(n_kept, kept), splits)](
+        with gpu.activate_device(score):
+            kernels.softmin_kernel[(gpu.count_blocks(n_kept, kept), splits)](
                 score, (score.stride(kept_axis), score.stride(axis)), bias.contiguous(), out, n_kept, n_summed, part,
                 BLOCK=(kept, summed),
             )  # fmt: skip
         return sum_of_parts(out)
 
-    two_reads = in_two_reads(softmin)
+    two_reads = make_two_read_sweep(softmin)
 
     def sweep(score: Tensor, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         (n, k), size = score.shape, g.element_size()
@@ -80,33 +80,41 @@ def build() -> Kernel:
         programs = min(n, max(WARPS_PER_PROCESSOR // warps, 1) * gpu.processors(score.device))
         given = log_p.contiguous(), f.contiguous(), g.contiguous()
         new_f, partial = torch.empty_like(given[1]), g.new_empty(programs, k)
-        with gpu.active(score):
+        with gpu.activate_device(score):
             kernels.sweep_kernel[(programs,)](
-                score, score.stride(0), given, (new_f, partial), n, k, gpu.bits(weight), WIDTH=width, num_warps=warps
+                score,
+                score.stride(0),
+                given,
+                (new_f, partial),
+                n,
+                k,
+                gpu.float_bits(weight),
+                WIDTH=width,
+                num_warps=warps,
             )
         return new_f, logarithms(partial.sum(0)).sub_(g)
 
     def absorb(score: Tensor, f: Tensor, g: Tensor, out: Tensor) -> Tensor:
         n, k = score.shape
         rows = ABSORB_ROWS[out.element_size()]
-        grid = (gpu.divided(n, rows), gpu.divided(k, ABSORB_COLUMNS))
-        with gpu.active(score):
+        grid = (gpu.count_blocks(n, rows), gpu.count_blocks(k, ABSORB_COLUMNS))
+        with gpu.activate_device(score):
             kernels.absorb_kernel[grid](
                 score, score.stride(), (f.contiguous(), g.contiguous()), out, out.stride(), n, k,
                 BLOCK=(rows, ABSORB_COLUMNS),
             )  # fmt: skip
         return out
 
-    def rescaled(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
+    def update_scaling(mass: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
         out = torch.empty_like(sums)
-        with gpu.active(sums):
-            kernels.rescale_kernel[(gpu.divided(len(sums), RESCALED),)](
-                mass, sums, old, out, len(sums), gpu.bits(weight),
+        with gpu.activate_device(sums):
+            kernels.rescale_kernel[(gpu.count_blocks(len(sums), RESCALED),)](
+                mass, sums, old, out, len(sums), gpu.float_bits(weight),
                 TINY=torch.finfo(sums.dtype).tiny, SIZE=RESCALED,
             )  # fmt: skip
         return out
 
-    return Kernel(softmin, sweep, absorb, rescaled=rescaled)
+    return Kernel(softmin, sweep, absorb, update_scaling=update_scaling)
 
 
 def sum_of_parts(parts: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 """Triton kernels over a stored score in base-2 logarithms; sums and maxima in the dtype of the bias. A weight comes as
-the bits of a float64 number, see `torchgw.kernels.gpu.bits`."""
+the bits of a float64 number, see `torchgw.kernels.gpu.float_bits`."""
 
 import triton
 import triton.language as tl
@@ -111,7 +111,7 @@ def absorb_kernel(
 
 
 @triton.jit
-def rescaled(mass, sums, old, weight, TINY: tl.constexpr):
+def update_scaling(mass, sums, old, weight, TINY: tl.constexpr):
     """old (mass / sums / old)^weight."""
     new = mass / tl.maximum(sums, TINY)
     weight = weight.to(tl.float64, bitcast=True).to(new.dtype)
@@ -122,10 +122,10 @@ def rescaled(mass, sums, old, weight, TINY: tl.constexpr):
 def rescale_kernel(
     mass, sums, old, out, n, weight, TINY: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    """out is `rescaled`."""
+    """out is `update_scaling`."""
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = place < n
     reached = tl.load(sums + place, mask=inside, other=1.0)
     wanted = tl.load(mass + place, mask=inside, other=1.0)
     before = tl.load(old + place, mask=inside, other=1.0)
-    tl.store(out + place, rescaled(wanted, reached, before, weight, TINY), mask=inside)
+    tl.store(out + place, update_scaling(wanted, reached, before, weight, TINY), mask=inside)

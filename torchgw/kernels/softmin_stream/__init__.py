@@ -17,7 +17,9 @@ FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation(
         "triton", gpu.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
     ),
-    Implementation("compile", partial(compiler.unable, reference.trial), SLOWER, lambda _: reference.compiled(), rows),
+    Implementation(
+        "compile", partial(compiler.unable, reference.trial), SLOWER, lambda _: reference.compile_kernel(), rows
+    ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 

@@ -16,7 +16,7 @@ from torchgw.kernels import compiler
 from torchgw.kernels.blocks import WIDE, Fill, block_rows, blocks, over_columns
 from torchgw.kernels.blocks import absorb as absorb_blocks
 from torchgw.kernels.blocks import sweep as sweep_blocks
-from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
+from torchgw.kernels.kernel import Kernel, Operands, make_two_read_sweep
 from torchgw.kernels.logsumexp import FLOOR, logsumexp2_
 
 # Longer sums are added up in parts of this many: it halves the float32 error at r = 130, and the block is in the cache.
@@ -71,9 +71,9 @@ def product(kept: Tensor, summed: Tensor) -> Fill:
 
 
 @cache
-def compiled() -> Kernel:
+def compile_kernel() -> Kernel:
     """The same with compiled reductions: one compilation a dtype, for all sizes, ranks and both axes."""
-    reduced = compiler.compiled(_reduced)
+    reduced = compiler.compile_function(_reduce_rows)
 
     def by_blocks(A: Tensor, B: Tensor, bias: Tensor, axis: int) -> Tensor:
         kept, summed = (A, B) if axis == 1 else (B, A)
@@ -83,17 +83,17 @@ def compiled() -> Kernel:
         for where in blocks(n, step):
             exponent = fill(where, bias, buffer[: where.stop - where.start])
             # A size of one would be compiled for itself.
-            out[where] = reduced(exponent) if min(exponent.shape) > 1 else _reduced(exponent)
+            out[where] = reduced(exponent) if min(exponent.shape) > 1 else _reduce_rows(exponent)
         return out
 
-    return Kernel(by_blocks, in_two_reads(by_blocks), absorb, prepare)
+    return Kernel(by_blocks, make_two_read_sweep(by_blocks), absorb, prepare)
 
 
 def trial(device_type: str) -> None:
     """Compile the kernel, which tells whether it can be."""
     A = torch.zeros(3, 2, device=device_type)
-    compiled().softmin(A, A, A[:, 0], 1)
+    compile_kernel().softmin(A, A, A[:, 0], 1)
 
 
-def _reduced(exponent: Tensor) -> Tensor:
+def _reduce_rows(exponent: Tensor) -> Tensor:
     return logsumexp2_(exponent.clone(), 1)  # a copy that the compiler leaves out: it would write the exponent back

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchgw.kernels import gpu
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.kernel import Kernel, Operands, in_two_reads
+from torchgw.kernels.kernel import Kernel, Operands, make_two_read_sweep
 from torchgw.kernels.precision import dot_precision
 from torchgw.kernels.softmin_dense.triton import sum_of_parts
 
@@ -66,29 +66,29 @@ def sizes(chosen: Tile) -> dict[str, int]:
 
 def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
     """Into how many parts the columns are split, so that every processor has work."""
-    wanted = 4 * gpu.processors(device) // gpu.divided(n, chosen.rows)
-    return max(min(wanted, gpu.divided(k, 4 * chosen.columns)), 1)
+    wanted = 4 * gpu.processors(device) // gpu.count_blocks(n, chosen.rows)
+    return max(min(wanted, gpu.count_blocks(k, 4 * chosen.columns)), 1)
 
 
 def prepare(A: Tensor, B: Tensor, dot: str = "") -> Operands:
-    """The factors, `split` where that makes ``dot``, and `padded`."""
+    """The factors, `split` where that makes ``dot``, and `pad_factor`."""
     if products(dot, A.dtype)[1]:
         return split(A, slice(1, 3), 0), split(B, slice(0, 3, 2), 1)
-    return padded(A), padded(B)
+    return pad_factor(A), pad_factor(B)
 
 
 def padded_width(width: int) -> int:
     """16 or a multiple of 32, so that every load is whole and aligned."""
-    return 16 if width <= 16 else gpu.divided(width, 32) * 32
+    return 16 if width <= 16 else gpu.count_blocks(width, 32) * 32
 
 
-def padded(A: Tensor) -> Tensor:
+def pad_factor(A: Tensor) -> Tensor:
     """A contiguous factor, with zero columns up to its `padded_width`."""
     return torch.nn.functional.pad(A, (0, padded_width(A.shape[1]) - A.shape[1])).contiguous()
 
 
 def split(A: Tensor, large: slice, rest: int) -> Tensor:
-    """A float32 factor as a + a', where a has the 11 digits of tf32, three times as wide and `padded`.
+    """A float32 factor as a + a', where a has the 11 digits of tf32, three times as wide and `pad_factor`.
 
     With [a' a a] and [b b' b] on the two sides a product in tf32 is a' b + a b' + a b, which is A B^T to 2^-20 of its
     terms. ``large`` and ``rest`` are the places of a and a'.
@@ -114,11 +114,11 @@ def build(dot: str = "") -> Kernel:
         (n, width), k = kept.shape, len(summed)
         product, _ = products(dot, kept.dtype)
         chosen = tile(width, kept.dtype, product)
-        part = gpu.divided(gpu.divided(k, splits(n, k, chosen, kept.device)), chosen.columns) * chosen.columns
-        parts = gpu.divided(k, part)
+        part = gpu.count_blocks(gpu.count_blocks(k, splits(n, k, chosen, kept.device)), chosen.columns) * chosen.columns
+        parts = gpu.count_blocks(k, part)
         out = bias.new_empty(parts, n)
-        with gpu.active(kept):
-            kernels.softmin_kernel[(gpu.divided(n, chosen.rows), parts)](
+        with gpu.activate_device(kept):
+            kernels.softmin_kernel[(gpu.count_blocks(n, chosen.rows), parts)](
                 (kept, summed), bias.contiguous(), out, n, k, part, **launch(chosen)
             )
         return sum_of_parts(out)
@@ -127,14 +127,14 @@ def build(dot: str = "") -> Kernel:
         (n, width), k = A.shape, len(B)
         product, _ = products(dot, A.dtype)
         chosen = tile(width, A.dtype, product)
-        grid = (gpu.divided(n, chosen.rows), gpu.divided(k, chosen.columns))
-        with gpu.active(A):
+        grid = (gpu.count_blocks(n, chosen.rows), gpu.count_blocks(k, chosen.columns))
+        with gpu.activate_device(A):
             kernels.absorb_kernel[grid](
                 (A, B), (f.contiguous(), g.contiguous()), out, out.stride(), n, k, **launch(chosen)
             )
         return out
 
-    return Kernel(softmin, in_two_reads(softmin), absorb, partial(prepare, dot=dot))
+    return Kernel(softmin, make_two_read_sweep(softmin), absorb, partial(prepare, dot=dot))
 
 
 def launch(chosen: Tile) -> dict[str, Any]:

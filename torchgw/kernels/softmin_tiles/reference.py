@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import block_rows
-from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merged
+from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merge_sums
 from torchgw.kernels.softmin_tiles import separable
 from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles
@@ -72,13 +72,13 @@ class _Reader:
 def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
     """log2 of the sum of 2^(A B^T + bias) over the kept tiles, in the dtype of the bias; -inf where every term is."""
     if axis == 0:
-        A, B, tiles = B, A, tiles.transposed
+        A, B, tiles = B, A, tiles.transpose
     out, reader = bias.new_full((len(A),), -torch.inf), _Reader(A, B, tiles, bias)
     for rows, blocks in reader.row_tiles():
         reader.raise_rows(None)
         highest, total = A.new_full((rows.stop - rows.start,), FLOOR), bias.new_zeros(rows.stop - rows.start)
         for columns in blocks:
-            highest, total = merged(highest, total, reader.block(columns), 1)
+            highest, total = merge_sums(highest, total, reader.block(columns), 1)
         out[rows] = total.log2_() + highest + reader.top
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 

@@ -45,9 +45,9 @@ def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W:
         left = torch.addmm(level[:, None], local, b[kept].T).clamp_min_(LOWEST_EXPONENT).exp2_()
         near_A, terms = _with_ones(local * LN2), near_B.shape[1]
         by_tile = _by_tile(right.to(A.dtype), size)
-        weighted = by_tile[..., None] * _by_tile(_taken(near_B, spans), size)
+        weighted = by_tile[..., None] * _by_tile(_gather_spans(near_B, spans), size)
         if V.shape[1]:
-            sums = torch.bmm(weighted.mT, _by_tile(_taken(V, spans), size)).flatten(1)
+            sums = torch.bmm(weighted.mT, _by_tile(_gather_spans(V, spans), size)).flatten(1)
             TV[rows] = ((left @ sums).reshape(len(left), terms, -1) * near_A[..., None]).sum(1).to(f.dtype)
         if W.shape[1]:
             own = W[rows].masked_fill(absent[rows, None], 0.0)
@@ -83,7 +83,7 @@ def _with_ones(near: Tensor) -> Tensor:
     return torch.cat((near.new_ones(len(near), 1), near), 1)
 
 
-def _taken(values: Tensor, spans: list[slice]) -> Tensor:
+def _gather_spans(values: Tensor, spans: list[slice]) -> Tensor:
     return torch.cat([values[span] for span in spans])
 
 

@@ -40,7 +40,7 @@ class TileKernel:
     read: Callable[[Tensor, Tensor, Tiles, Tensor, Tensor, Tensor, Tensor], PlanProducts]
     prepare: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
-    def contracted(
+    def contract(
         self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, left: Tensor, right: Tensor
     ) -> tuple[PlanProducts, Tensor]:
         """Products of T with one column of ones, either way; and left^T T right (l, r), float64, of left (N, l) and
@@ -55,7 +55,7 @@ class TileKernel:
         TV, TtW = found.TV[:, :1].clone(), found.TtW[:, :1].clone()  # views would keep all columns
         return PlanProducts(TV, TtW), core
 
-    def on(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
+    def bind(self, A: Tensor, B: Tensor, tiles: Tiles) -> TiledScore:
         """The score of A (N, r), B (K, r) on the kept tiles."""
         factors = (A, B) if self.prepare is None else self.prepare(A, B)
         return TiledScore(partial(self.softmin, *factors, tiles))

@@ -78,7 +78,7 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 def prepare(A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
     """Factors in the width that `softmin_stream` pads to; as they are where they have it."""
     ready = A.shape[1] == stream.padded_width(A.shape[1])
-    return (A.contiguous(), B.contiguous()) if ready else (stream.padded(A), stream.padded(B))
+    return (A.contiguous(), B.contiguous()) if ready else (stream.pad_factor(A), stream.pad_factor(B))
 
 
 @cache
@@ -90,15 +90,15 @@ def build(dot: str = "") -> TileKernel:
 
     def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tensor:
         if axis == 0:
-            A, B, tiles = B, A, tiles.transposed
+            A, B, tiles = B, A, tiles.transpose
         dtype, given = working_dtype(A, bias), bias.dtype
         (A, B), bias = prepare(A.to(dtype), B.to(dtype)), bias.to(dtype).contiguous()
         product = dot_precision(dot, dtype, gpu.amd())
         n, chosen = len(A), block(tiles.size, A.shape[1], dtype, product)
-        programs = gpu.divided(n, chosen.rows)
+        programs = gpu.count_blocks(n, chosen.rows)
         parts = splits(tiles, programs, A.device)
         out = bias.new_empty(parts, n)
-        with gpu.active(A):
+        with gpu.activate_device(A):
             kernels.softmin_kernel[(programs, parts)](
                 (A, B), bias, (tiles.first, tiles.column), out, n, len(B), SIZE=tiles.size, **stream.launch(chosen)
             )
@@ -114,20 +114,20 @@ def build(dot: str = "") -> TileKernel:
         chosen = read_block(tiles.size, width, A.dtype, product, d)
         values = next((size for size in VALUES[A.dtype] if size >= d), VALUES[A.dtype][-1])
         V = torch.nn.functional.pad(V, (0, -d % values if values else 0))
-        groups, subs = gpu.divided(V.shape[1], values or 1) or 1, tiles.size // chosen.rows
-        programs = gpu.divided(n, tiles.size) * subs
+        groups, subs = gpu.count_blocks(V.shape[1], values or 1) or 1, tiles.size // chosen.rows
+        programs = gpu.count_blocks(n, tiles.size) * subs
         parts = splits(tiles, programs * groups, A.device)
         out, below = f.new_empty(parts, n, V.shape[1]), f.new_empty(k, w.shape[1])
         down = A.new_empty(subs * w.shape[1], m, tiles.size)
-        with gpu.active(A):
+        with gpu.activate_device(A):
             kernels.read_kernel[(programs, groups, parts)](
                 (A, B), f.contiguous(), g.contiguous(), (V.contiguous(), w.contiguous()), (tiles.first, tiles.column),
                 out, down, n, k, V.shape[1], m,
                 SIZE=tiles.size, VALUES=values, DOWN=w.shape[1] == 1, **stream.launch(chosen),
             )  # fmt: skip
             if w.shape[1]:
-                turned = tiles.transposed
-                kernels.down_kernel[(gpu.divided(k, chosen.columns),)](
+                turned = tiles.transpose
+                kernels.down_kernel[(gpu.count_blocks(k, chosen.columns),)](
                     down, (turned.first, tiles.by_column), below, k, m, SIZE=tiles.size, TILE=chosen, ENTRIES=ENTRIES
                 )
         return out[:, :, :d].sum(0), below
@@ -136,7 +136,7 @@ def build(dot: str = "") -> TileKernel:
         if tiles.separable:
             return reference.read(A, B, tiles, f, g, V, W)
         if V.shape[1] == 1 < W.shape[1]:  # the wider side is summed in registers
-            found = read(B, A, tiles.transposed, g, f, W, V)
+            found = read(B, A, tiles.transpose, g, f, W, V)
             return PlanProducts(found.TtW, found.TV)
         given, near = f.dtype, working_dtype(A)
         A, B = prepare(A.to(near), B.to(near))
@@ -151,7 +151,7 @@ def build(dot: str = "") -> TileKernel:
             TV, below = one_way(A, B, tiles, f, g, V, W if both else none)
             TtW = below if both else TtW
         if W.shape[1] and not both:
-            TtW = one_way(B, A, tiles.transposed, g, f, W, V[:, :0])[0]
+            TtW = one_way(B, A, tiles.transpose, g, f, W, V[:, :0])[0]
         return PlanProducts(TV.to(given), TtW.to(given))
 
     return TileKernel(softmin, read, prepare)
