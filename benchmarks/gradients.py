@@ -34,7 +34,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.gradients.adjoint import Adjoint
 from torchgw.gradients.differentiable import Differentiable
 from torchgw.gradients.lagrangian import Parameters
-from torchgw.gradients.unrolled import unrolled
+from torchgw.gradients.unrolled import unroll_fixed_point
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import Workload
 from torchgw.objective.linearise import gradient_of
@@ -90,7 +90,7 @@ def implicit(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Te
     adjoint = Adjoint(found.solution, torchgw.Implicit())
     needed = [tensor.requires_grad for tensor in theta.tensors()]
     assert len(wanted) == sum(needed)
-    return [side for side in adjoint.pulled(FactoredCost.stored(G), theta, needed) if side is not None]
+    return [side for side in adjoint.pull_back(FactoredCost.stored(G), theta, needed) if side is not None]
 
 
 def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> None:
@@ -111,7 +111,7 @@ def recorded(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Te
     """Iterations with a record, and automatic differentiation of it."""
     theta, wanted = leaves(found.theta)
     g = torch.zeros_like(found.solution.g)
-    T = unrolled(theta, found.solution.model, start, g, torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1]))
+    T = unroll_fixed_point(theta, found.solution.model, start, g, torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1]))
     return list(torch.autograd.grad((T * G).sum(), wanted, allow_unused=True))
 
 
@@ -146,7 +146,7 @@ def steps_for(kind: str, n: int) -> tuple[tuple[int, int], float]:
         steps = (1, count) if kind == "linear" else (count // INNER, INNER)
         with torch.no_grad():
             mode = torchgw.Unrolled(n_outer=steps[0], n_inner=steps[1])
-            T = unrolled(theta, found.solution.model, start, zeros, mode)
+            T = unroll_fixed_point(theta, found.solution.model, start, zeros, mode)
         off = float((T - truth).abs().sum() / truth.sum())
     return steps, difference(implicit(found, G, (1, 1), start), recorded(found, G, steps, start))
 
@@ -182,7 +182,7 @@ def cell(kind: str, n: int, dtype: str, method: str, outer: int, inner: int) -> 
 
         def backward() -> object:
             adjoint = Adjoint(found.solution, torchgw.Implicit())
-            return adjoint.pulled(FactoredCost(zero, zero, V, V), theta, needed)
+            return adjoint.pull_back(FactoredCost(zero, zero, V, V), theta, needed)
 
         taken = measured(backward)
     else:
@@ -233,7 +233,7 @@ def direct(kind: str, n: int) -> dict[str, Any]:
         def call() -> object:
             adjoint = Adjoint(found.solution, torchgw.Implicit())
             adjoint.response.direct_size = size
-            return adjoint.pulled(FactoredCost.stored(G), theta, needed)
+            return adjoint.pull_back(FactoredCost.stored(G), theta, needed)
 
         return call
 

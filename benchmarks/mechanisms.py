@@ -293,7 +293,7 @@ def _of_product(asked: Any) -> torch.Tensor:
 
 
 def _pairs_at_once(asked: Any, plan: Any, cut: Any) -> tuple[Any, bool]:
-    return graph_matching.of_pairs(asked, *graph_matching.mutual(asked.similarity(plan))), True
+    return graph_matching.of_pairs(asked, *graph_matching.find_mutual_pairs(asked.similarity(plan))), True
 
 
 def _in_order(source: Any, labels: Any, plan: Any, p: Any, q: Any, options: Any, generator: Any) -> Any:

@@ -188,7 +188,7 @@ def test_divided_differences_meet_the_derivative() -> None:
     half = (x - x.mT).abs() / 2
     sinhc = torch.where(half > 0, torch.sinh(t * half) / torch.where(half > 0, t * half, 1.0), 1.0)
     expected = -t * torch.exp(-t * mean) * sinhc
-    torch.testing.assert_close(EXP.divided(x, x.mT, t), expected, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(EXP.divided_difference(x, x.mT, t), expected, rtol=1e-12, atol=1e-15)
 
 
 def test_a_second_derivative_is_refused() -> None:

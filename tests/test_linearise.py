@@ -16,7 +16,7 @@ from tests.problems import INF
 from torchgw import PrecomputedDistances
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
-from torchgw.gradients.lagrangian import quadratic
+from torchgw.gradients.lagrangian import quadratic_value
 from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.losses import LOSSES
 from torchgw.marginals import Partial
@@ -193,7 +193,7 @@ def test_the_quadratic_part_that_gradients_see_is_the_four_index_sum(left: str, 
         (matrices[0][:, None, :, None] - matrices[1][None, :, None, :]).square() * T[:, :, None, None] * T
     ).sum()
     plan = PlanMoments(T if stored else coupling)
-    found = quadratic(x, y, plan)
+    found = quadratic_value(x, y, plan)
     torch.testing.assert_close(found, expected)
     slopes = (torch.autograd.grad(value, factors, retain_graph=True) for value in (found, expected))
     for one, other in zip(*slopes, strict=True):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.problems import generator, normal
-from torchgw.linalg.eigenpairs import Eigenpairs, lanczos, power_iteration
+from torchgw.linalg.eigenpairs import ExtremeEigenpairs, lanczos, power_iteration
 from torchgw.linalg.operators import Deflated, Operator, Projected, Shifted, Sum, Symmetric, matvec
-from torchgw.linalg.quadrature import quadrature, trace
+from torchgw.linalg.quadrature import lanczos_quadrature, trace
 
 N = 60
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def pencil(seed: int = 1) -> Pencil:
     return Pencil(L @ L.T / N + 0.01 * torch.eye(N, dtype=torch.float64), random_matrix(seed=seed + 1))
 
 
-def check(operator: Operator, found: Eigenpairs, values: Tensor, tol: float) -> None:
+def check(operator: Operator, found: ExtremeEigenpairs, values: Tensor, tol: float) -> None:
     few = found.n_smallest
     expected = torch.cat((values[:few], values[len(values) - len(found.values) + few :]))
     off = (found.values - expected).abs()
@@ -172,7 +172,7 @@ def isotropic(operator: Pencil) -> object:
 def test_traces_are_within_their_errors() -> None:
     operator = pencil()
     draw = isotropic(operator)
-    found = quadrature(operator, draw, 40, 30, generator())
+    found = lanczos_quadrature(operator, draw, 40, 30, generator())
     for f in (torch.ones_like, lambda x: x, torch.square, lambda x: torch.exp(-x)):
         value, error = found.trace(f)
         assert 0 < error < 0.5 * abs(value)
@@ -192,7 +192,7 @@ def test_hutchinson_is_beaten_on_few_large_eigenvalues() -> None:
     value, error = trace(A, draw, 60, generator())
     assert abs(value - 2.0) < 1e-3
     assert error < 1e-3
-    _, plain_error = quadrature(A, draw, 60, 3, generator()).trace(lambda x: x)
+    _, plain_error = lanczos_quadrature(A, draw, 60, 3, generator()).trace(lambda x: x)
     assert plain_error > 10 * error
 
 
@@ -203,7 +203,7 @@ def test_the_density_is_that_of_the_spectrum() -> None:
     def draw(count: int, generator: torch.Generator) -> Tensor:
         return torch.randn(300, count, generator=generator, dtype=torch.float64)
 
-    found = quadrature(symmetric(A), draw, 16, 60, generator())
+    found = lanczos_quadrature(symmetric(A), draw, 16, 60, generator())
     assert found.dimension == pytest.approx(300, rel=0.1)
     x = torch.linspace(float(values[0]) - 1, float(values[-1]) + 1, 2000, dtype=torch.float64)
     below, error = found.shares_below(x)

@@ -18,7 +18,14 @@ from torchgw import AdjacencyDistances, GWOptions, GWResult, StoppingOptions, es
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, mutual, scaled
+from torchgw.linalg.sparse_entries import (
+    find_mutual_pairs,
+    inner,
+    largest_per_row,
+    make_csr,
+    scale_to_marginals,
+    select_entries,
+)
 from torchgw.objective.sparse import SparseObjective
 from torchgw.request import limits
 from torchgw.search import graph_matching
@@ -160,17 +167,17 @@ def test_entropy_and_margin_are_those_of_the_stored_plan(coupling: SparseCouplin
 def test_entries_are_chosen_and_scaled_as_dense_ones(plan: np.ndarray) -> None:
     W = sparse.csr_array(plan + 1e-3 * np.arange(23)[:, None] * (plan > 0) + 1e-4 * np.arange(31) * (plan > 0))
     dense = W.toarray()
-    top = largest(W, 2).toarray()
+    top = largest_per_row(W, 2).toarray()
     assert ((dense == top) | (top == 0)).all()
     np.testing.assert_allclose(np.sort(top, 1)[:, -2:], np.sort(dense, 1)[:, -2:])
-    row, column = mutual(W)
+    row, column = find_mutual_pairs(W)
     best = [
         (i, j) for i, j in zip(*np.nonzero(dense), strict=True) if dense[i, j] == dense[i].max() == dense[:, j].max()
     ]
     assert set(zip(row.tolist(), column.tolist(), strict=True)) == {(int(i), int(j)) for i, j in best}
-    np.testing.assert_array_equal(kept(W, W.data > 2).toarray(), np.where(dense > 2, dense, 0))
+    np.testing.assert_array_equal(select_entries(W, W.data > 2).toarray(), np.where(dense > 2, dense, 0))
     p, q = np.full(23, 1 / 23), np.full(31, 1 / 31)
-    T = scaled(W, p, q, 10).toarray()
+    T = scale_to_marginals(W, p, q, 10).toarray()
     assert (T.sum(1) <= p * (1 + 1e-12)).all()
     assert ((T > 0) == (dense > 0)).all()
 
@@ -497,7 +504,7 @@ def test_annealing_again_from_the_pairs_that_were_left_finds_more(monkeypatch: p
 
 
 def test_pairs_share_no_row_and_no_column() -> None:
-    found = matrix(np.array([0, 0, 2]), np.array([1, 1, 0]), np.array([1.0, 2.0, 4.0]), (3, 2))
+    found = make_csr(np.array([0, 0, 2]), np.array([1, 1, 0]), np.array([1.0, 2.0, 4.0]), (3, 2))
     np.testing.assert_array_equal(found.toarray(), [[0, 3], [0, 0], [4, 0]])
 
 

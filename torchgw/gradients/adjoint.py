@@ -95,7 +95,7 @@ class Adjoint:
         return first._replace(a=a, b=b, c=-weight * first.c)
 
     @undisturbed
-    def pulled(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
+    def pull_back(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
         """dL/dtheta for those of its tensors that are needed, from dL/dT."""
         with threads_for(math.prod(self.solution.plan.shape)):
             answer = self.solve(G)

@@ -11,10 +11,10 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Adjoint, GradientReport
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
-from torchgw.gradients.parameters import REFUSED, Given, parameters
-from torchgw.gradients.plan_moments import Carried, PlanMoments, applied
+from torchgw.gradients.parameters import REFUSED, DifferentiableInputs, parameters
+from torchgw.gradients.plan_moments import ConstantPlanProduct, PlanMoments, apply_function
 from torchgw.gradients.solution import StationaryPlan, solution_of
-from torchgw.gradients.unrolled import unrolled
+from torchgw.gradients.unrolled import unroll_fixed_point
 from torchgw.kernels.sums import scatter
 from torchgw.objective.model import Model
 from torchgw.runtime.autograd import own_copies, reattach, refuse_double_backward
@@ -41,7 +41,7 @@ class Differentiable:
             model = solution.model
             assert isinstance(solution.plan, DenseCoupling)
             own = theta.own()
-            plan = unrolled(own, model, solution.plan.plan, solution.g, mode)
+            plan = unroll_fixed_point(own, model, solution.plan.plan, solution.g, mode)
             (self._plan,) = reattach([plan], own.tensors(), theta.tensors())
 
     @property
@@ -71,7 +71,7 @@ class Differentiable:
             return self.theta.scale * self._plan
         if self.adjoint is None:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
-        return self.theta.scale * applied(_Plan, self.adjoint, self.theta, *self.theta.tensors())
+        return self.theta.scale * apply_function(_PlanOfParameters, self.adjoint, self.theta, *self.theta.tensors())
 
     @undisturbed
     def apply(self, V: Tensor, axis: int) -> Tensor:
@@ -83,11 +83,13 @@ class Differentiable:
             (product,) = reattach([(plan if axis == 1 else plan.T) @ values], own, inputs)
             return self.theta.scale * product
         if self.adjoint is None:
-            return self.theta.scale.detach() * applied(Carried, self.solution.plan, V, axis)
-        return self.theta.scale * applied(_Product, self.adjoint, self.theta, V, axis, *self.theta.tensors())
+            return self.theta.scale.detach() * apply_function(ConstantPlanProduct, self.solution.plan, V, axis)
+        return self.theta.scale * apply_function(
+            _ProductOfParameters, self.adjoint, self.theta, V, axis, *self.theta.tensors()
+        )
 
 
-class AmongAll:
+class PaddedDifferentiable:
     """A solved problem between the points with mass, as one between all points.
 
     solved : between the points ``rows`` (n,) and ``columns`` (k,) of ``shape`` (N, K).
@@ -116,7 +118,7 @@ class AmongAll:
         return scatter(found, self.sides[1 - axis], self.shape[1 - axis])
 
 
-class _Plan(torch.autograd.Function):
+class _PlanOfParameters(torch.autograd.Function):
     """The plan as a function of theta."""
 
     @staticmethod
@@ -128,11 +130,11 @@ class _Plan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         G = FactoredCost.stored(gradients[0].detach())
-        found = ctx.adjoint.pulled(G, ctx.theta, list(ctx.needs_input_grad[2:]))
+        found = ctx.adjoint.pull_back(G, ctx.theta, list(ctx.needs_input_grad[2:]))
         return None, None, *refuse_double_backward(REFUSED, found, (*gradients, *ctx.saved_tensors))
 
 
-class _Product(torch.autograd.Function):
+class _ProductOfParameters(torch.autograd.Function):
     """T V or T^T V as a function of V and theta; the plan is never stored."""
 
     @staticmethod
@@ -151,7 +153,7 @@ class _Product(torch.autograd.Function):
         if any(needed):
             U, W = (given, V) if ctx.axis == 1 else (V, given)
             G = FactoredCost(U.new_zeros(len(U)), W.new_zeros(len(W)), U * -0.5, W)
-            found = ctx.adjoint.pulled(G, ctx.theta, needed)
+            found = ctx.adjoint.pull_back(G, ctx.theta, needed)
         back, *found = refuse_double_backward(REFUSED, [back, *found], (*gradients, *ctx.saved_tensors))
         return None, None, back, None, *found
 
@@ -160,7 +162,7 @@ def differentiable(
     outcome: CertifiedSolution,
     model: Model,
     made: tuple[DistanceProvider, DistanceProvider],
-    given: Given,
+    given: DifferentiableInputs,
     mode: GradientMode,
 ) -> Differentiable:
     """The solved problem of ``outcome`` as an expression of what was given."""

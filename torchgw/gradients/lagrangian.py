@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.gradients.plan_moments import PlanMoments, applied
+from torchgw.gradients.plan_moments import PlanMoments, apply_function
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.objective.divergence import relative_entropy, squared
 from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, factored_quadratic, product
@@ -61,7 +61,7 @@ class Parameters:
         """All of them, for `with_tensors`."""
         cost = [] if self.cost is None else [self.cost.a, self.cost.b, self.cost.U, self.cost.V]
         cost += [] if self.cost is None or self.cost.extra is None else [self.cost.extra]
-        return [*_of(self.x), *_of(self.y), self.p, self.q, self.alpha, self.scale, *cost]
+        return [*_tensors_of(self.x), *_tensors_of(self.y), self.p, self.q, self.alpha, self.scale, *cost]
 
     def own(self) -> Parameters:
         """The same of copies that begin a graph of their own."""
@@ -70,7 +70,7 @@ class Parameters:
     def with_tensors(self, given: list[Tensor]) -> Parameters:
         """The same with other tensors, in the order of `tensors`."""
         left = list(given)
-        x, y = _with(self.x, left), _with(self.y, left)
+        x, y = _replace_tensors(self.x, left), _replace_tensors(self.y, left)
         p, q, alpha, scale = (left.pop(0) for _ in range(4))
         cost = None if self.cost is None else FactoredCost(*left)
         return Parameters(x, y, cost, p, q, alpha, scale)
@@ -87,12 +87,12 @@ def half_lagrangian(theta: Parameters, plan: PlanMoments, multipliers: tuple[Ten
     single = single + epsilon * divergence
     double = double + epsilon * squared(divergence, m, reference)
     if model.alpha > 0 or theta.alpha.requires_grad:
-        double = double + quadratic(theta.x, theta.y, plan, model.loss)
+        double = double + quadratic_value(theta.x, theta.y, plan, model.loss)
     if theta.cost is not None:
-        single = single + linear(theta.cost, plan)
+        single = single + linear_value(theta.cost, plan)
     soft = theta.alpha.new_zeros(())
     if model.penalty is not None and model.strength < torch.inf:
-        soft = penalty_growth(theta, model) * linear(model.penalty.to(theta.p.dtype), plan)
+        soft = penalty_growth(theta, model) * linear_value(model.penalty.to(theta.p.dtype), plan)
     constraints = multipliers[0] @ (theta.p - rows) + multipliers[1] @ (theta.q - columns)
     return (theta.alpha * double + theta.beta * single + soft) / 2 + constraints
 
@@ -102,7 +102,7 @@ def penalty_growth(theta: Parameters, model: Model) -> Tensor:
     return math.exp(model.logarithm) / theta.scale
 
 
-def quadratic(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQUARE) -> Tensor:
+def quadratic_value(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQUARE) -> Tensor:
     """sum L(D_X[i,i'], D_Y[j,j']) T_ij T_i'j'."""
     if loss is SQUARE and x.F is not None and y.F is not None:
         assert x.signs is not None
@@ -114,24 +114,24 @@ def quadratic(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQU
         assert one.F is not None
         assert one.signs is not None
         TF = plan.apply(one.F, axis)
-        cross = factored_cross(one.signs, TF, times(other, TF))
+        cross = factored_cross(one.signs, TF, multiply_distances(other, TF))
         own, others = (plan.rows, plan.columns) if axis == 0 else (plan.columns, plan.rows)
         return factored_mean_square(one.F, one.signs, own) + mean_square(other, others) - 2 * cross
     if loss is SQUARE and (x.space is not None or y.space is not None):
         T = plan.matrix()
-        cross = (times(x, times(y, T.T).T) * T).sum()
+        cross = (multiply_distances(x, multiply_distances(y, T.T).T) * T).sum()
         return mean_square(x, plan.rows) + mean_square(y, plan.columns) - 2 * cross
     device = plan.rows.device
     cost = PairLoss.of(loss, matrix_of(x, device), matrix_of(y, device)).cost(plan.matrix(), plan.rows, plan.columns)
     return mean_cost(cost, plan.matrix(), plan.rows, plan.columns)
 
 
-def linear(cost: FactoredCost, plan: PlanMoments) -> Tensor:
+def linear_value(cost: FactoredCost, plan: PlanMoments) -> Tensor:
     """<M, T>."""
     return mean_cost(cost, plan if cost.extra is None else plan.matrix(), plan.rows, plan.columns)
 
 
-class Times(torch.autograd.Function):
+class DistanceProduct(torch.autograd.Function):
     """D V, for axis 0 D^T V, of constant distances that multiply by themselves."""
 
     @staticmethod
@@ -141,13 +141,13 @@ class Times(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, applied(Times, ctx.space, gradients[0], 1 - ctx.axis), None
+        return None, apply_function(DistanceProduct, ctx.space, gradients[0], 1 - ctx.axis), None
 
 
-def times(space: Traced, V: Tensor) -> Tensor:
+def multiply_distances(space: Traced, V: Tensor) -> Tensor:
     """D V (N, d), of a space without factors."""
     if space.space is not None:
-        return applied(Times, space.space, V, 1)
+        return apply_function(DistanceProduct, space.space, V, 1)
     assert space.matrix is not None
     return space.matrix @ V
 
@@ -156,7 +156,7 @@ def mean_square(space: Traced, mass: Tensor) -> Tensor:
     """<mass, (D o D) mass> of a space without factors."""
     if space.space is not None:
         squares: DistanceProvider = space.space.squares()  # type: ignore[attr-defined]
-        return mass @ applied(Times, squares, mass[:, None], 1)[:, 0]
+        return mass @ apply_function(DistanceProduct, squares, mass[:, None], 1)[:, 0]
     assert space.matrix is not None
     return mass @ space.matrix.square() @ mass
 
@@ -172,11 +172,11 @@ def matrix_of(space: Traced, device: torch.device) -> Tensor:
     return (space.F * space.signs) @ space.F.T
 
 
-def _of(space: Traced) -> list[Tensor]:
+def _tensors_of(space: Traced) -> list[Tensor]:
     return [given for given in (space.matrix, space.F) if given is not None]
 
 
-def _with(space: Traced, given: list[Tensor]) -> Traced:
+def _replace_tensors(space: Traced, given: list[Tensor]) -> Traced:
     if space.space is not None:
         return space
     found = given.pop(0)

@@ -30,7 +30,7 @@ REFUSED = (
 
 
 @dataclass(frozen=True)
-class Given:
+class DifferentiableInputs:
     """The arguments that gradients flow to, and the validated numbers made of them.
 
     X, Y : spaces as given.
@@ -74,31 +74,37 @@ def _leaf(space: Any) -> Any:
     return getattr(space, "leaf", None) if is_provider(space) else space
 
 
-def copied(given: Any, taken: dict[int, Tensor]) -> Any:
+def substitute_copies(given: Any, taken: dict[int, Tensor]) -> Any:
     """The argument, with the copies ``taken`` of tensors, by their ids, in their places."""
     if isinstance(given, FeatureCost):
-        return FeatureCost(copied(given.X, taken), copied(given.Y, taken), given.metric, given.scale)
+        return FeatureCost(
+            substitute_copies(given.X, taken), substitute_copies(given.Y, taken), given.metric, given.scale
+        )
     if isinstance(given, tuple):
-        return tuple(copied(side, taken) for side in given)
+        return tuple(substitute_copies(side, taken) for side in given)
     return taken.get(id(given), given)
 
 
 def parameters(
-    given: Given, made: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype, device: torch.device, once: bool
+    given: DifferentiableInputs,
+    made: tuple[DistanceProvider, DistanceProvider],
+    dtype: torch.dtype,
+    device: torch.device,
+    once: bool,
 ) -> Parameters:
     """theta of a problem with these providers, as a user gave them; ``once`` refuses second derivatives."""
     leaves = given.leaves()
     own = own_copies(leaves)
     taken = {id(leaf): copy for leaf, copy in zip(leaves, own, strict=True)}
-    points = copied(_leaf(given.X), taken), copied(_leaf(given.Y), taken)
+    points = substitute_copies(_leaf(given.X), taken), substitute_copies(_leaf(given.Y), taken)
     x, y = traced(made, points, given.spaces, dtype, device)
     p, q = (
-        _masses(copied(side, taken), checked, dtype, device)
+        _masses(substitute_copies(side, taken), checked, dtype, device)
         for side, checked in zip((given.p, given.q), given.masses, strict=True)
     )
     scale, ends = mass_scales(given.marginals, p.sum(), q.sum())
-    alpha = torch.as_tensor(copied(given.alpha, taken), dtype=dtype, device=device)
-    cost = None if given.cost is None else _cost(copied(given.cost, taken), dtype, device)
+    alpha = torch.as_tensor(substitute_copies(given.alpha, taken), dtype=dtype, device=device)
+    cost = None if given.cost is None else _cost(substitute_copies(given.cost, taken), dtype, device)
     theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
     return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED if once else ""))
 

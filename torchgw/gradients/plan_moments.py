@@ -52,13 +52,15 @@ class PlanMoments:
         """(T + s W) V for axis 1, its transpose times V for axis 0."""
         if self._stored is not None:
             return (self._stored if axis == 1 else self._stored.T) @ V
-        found = applied(Carried, self._plan, V, axis)
+        found = apply_function(ConstantPlanProduct, self._plan, V, axis)
         return (
-            found if self._along is None else found + self._along[1] * applied(Carried, self._along[0].change, V, axis)
+            found
+            if self._along is None
+            else found + self._along[1] * apply_function(ConstantPlanProduct, self._along[0].change, V, axis)
         )
 
 
-class Carried(torch.autograd.Function):
+class ConstantPlanProduct(torch.autograd.Function):
     """T V or T^T V for a constant plan."""
 
     @staticmethod
@@ -68,10 +70,10 @@ class Carried(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, applied(Carried, ctx.plan, gradients[0], 1 - ctx.axis), None
+        return None, apply_function(ConstantPlanProduct, ctx.plan, gradients[0], 1 - ctx.axis), None
 
 
-def applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     """The result of a differentiable function."""
     found: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
     return found

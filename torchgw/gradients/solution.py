@@ -87,7 +87,7 @@ def solution_of(
     curvature = Curvature(quadratic, model, level)
     g = (end.g + end.cost.offsets(model.epsilon)[1]).to(dtype)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
-    return StationaryPlan(_in(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
+    return StationaryPlan(_to_dtype(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
 
 
 def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor
     return (f, g) if model.marginals.total is None else (partial_prices(f, model.p), partial_prices(g, model.q))
 
 
-def _in(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:
+def _to_dtype(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:
     """The plan in a precision, without what it was made from."""
     if isinstance(plan, DenseCoupling):
         return DenseCoupling(plan.plan.to(dtype))

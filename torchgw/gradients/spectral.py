@@ -53,13 +53,13 @@ def spectral_trace(
     start = _project(hessian.respond, plan.plan, root, z * (root > 0)).flatten(1).T.contiguous()
     with torch.no_grad():
         held = tuple(side.detach() for side in distances)
-        seen, _ = recurrence(product, held, start, min(n_steps, len(start)), stop=_exhausted)
-    found = matrix_function(product, distances, start, _FromOne(f), seen.alphas.shape[1], coefficients)
+        seen, _ = recurrence(product, held, start, min(n_steps, len(start)), stop=_should_stop)
+    found = matrix_function(product, distances, start, _ShiftedFunction(f), seen.alphas.shape[1], coefficients)
     return (start * found).sum() / n_probes
 
 
 @dataclass(frozen=True)
-class _FromOne:
+class _ShiftedFunction:
     """f(1 + x) as a function of x: next to one, the recurrence of A - 1 has digits that that of A loses.
 
     f : the function.
@@ -70,11 +70,11 @@ class _FromOne:
     def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
         return self.f.value(1 + x, *coefficients)
 
-    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
-        return self.f.divided(1 + x, 1 + y, *coefficients)
+    def divided_difference(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+        return self.f.divided_difference(1 + x, 1 + y, *coefficients)
 
 
-def _exhausted(alphas: Tensor, betas: Tensor) -> bool:
+def _should_stop(alphas: Tensor, betas: Tensor) -> bool:
     """Whether a Krylov space has next to nothing left to grow by, which values no longer need."""
     return bool((betas[:, -1] < LEFT * betas.amax(1)).any())
 
@@ -90,16 +90,16 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
         ctx.given = respond, T, root
-        return _projected(respond, T, root, X)
+        return _apply_projection(respond, T, root, X)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         respond, T, root = ctx.given
-        found = _projected(respond, T, root, gradients[0].detach())
+        found = _apply_projection(respond, T, root, gradients[0].detach())
         return None, None, None, *refuse_double_backward(ONCE, [found], gradients)
 
 
-def _projected(respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
+def _apply_projection(respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
     weights = torch.where(root > 0, T / root, 0.0)
     answers = [respond.solve((weights * x).sum(1), (weights * x).sum(0)) for x in X]
     return torch.stack([x - root * (a[:, None] + b) for x, (a, b, _) in zip(X, answers, strict=True)])

@@ -27,13 +27,13 @@ from torchgw.sinkhorn.sides import Side
 RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
 
 
-def unrolled(theta: Parameters, model: Model, plan: Tensor, g: Tensor, mode: Unrolled) -> Tensor:
+def unroll_fixed_point(theta: Parameters, model: Model, plan: Tensor, g: Tensor, mode: Unrolled) -> Tensor:
     """The plan (N, K) of theta, recorded from a plan and column potentials (K,) of its cost on."""
     symmetric = theta.x.symmetric and theta.y.symmetric
     D, E = (matrix_of(space, plan.device) for space in (theta.x, theta.y))
     loss = PairLoss.of(model.loss, D, E, symmetric)
     T, linear = plan, linear_part(theta, model)
-    row, column = sides(theta, model)
+    row, column = make_constraints(theta, model)
     # Plans with marginals that give way, and even more those of other losses, can answer each other to and fro.
     step = OTHER_LOSS_STEP if model.loss is not SQUARE else 1.0 if model.fixed else RELAXED_STEP
     for _ in range(mode.n_outer):
@@ -49,7 +49,7 @@ def unrolled(theta: Parameters, model: Model, plan: Tensor, g: Tensor, mode: Unr
     return T
 
 
-def sides(theta: Parameters, model: Model) -> tuple[Side, Side]:
+def make_constraints(theta: Parameters, model: Model) -> tuple[Side, Side]:
     """Both sides; their costs have no terms of their own, the score has them all."""
     total = model.marginals.total
     taus = model.marginals.damping(model.epsilon)

@@ -39,7 +39,7 @@ LOST = 100.0  # times the rounding of a squared length, below which it is unknow
 TRIES = 3  # random starts, before a space is taken to have no directions
 
 
-class Eigenpairs(NamedTuple):
+class ExtremeEigenpairs(NamedTuple):
     """Ends of a spectrum.
 
     values : (k,), ascending: first the smallest, then the largest; on the CPU from `lanczos`.
@@ -70,7 +70,7 @@ def lanczos(
     max_steps: int = MOST_STEPS,
     stored_bytes: int = STORED_BYTES,
     enough: Callable[[Tensor], bool] | None = None,
-) -> Eigenpairs:
+) -> ExtremeEigenpairs:
     """The smallest and the largest eigenpairs, fewer where the operator has fewer; O(n m) memory for a basis of m.
 
     Parameters
@@ -83,21 +83,21 @@ def lanczos(
     enough : of the Ritz values (m,), ascending: whether to end before ``tol`` is reached.
     """
     n, wanted = operator.size, min(smallest + largest, operator.size)
-    most = max(int(stored_bytes // _bytes(operator)), least_basis(smallest, largest, block))
+    most = max(int(stored_bytes // _bytes_per_vector(operator)), least_basis_size(smallest, largest, block))
     most = min(most, (max_steps + 1) * block, n + block)
-    space, generator = Space(operator, most), torch.Generator().manual_seed(SEED)
+    space, generator = OrthonormalBasis(operator, most), torch.Generator().manual_seed(SEED)
     T = space.vectors.new_empty(0, 0)
-    width, _ = space.add(_drawn(operator, block, generator))
+    width, _ = space.add(_draw_vectors(operator, block, generator))
     for _ in range(TRIES):
-        width = width or space.add(_drawn(operator, block, generator))[0]
+        width = width or space.add(_draw_vectors(operator, block, generator))[0]
     n_products, step, check = 0, 0, min(FIRST_CHECK, wanted)
     if width == 0:
         nothing, none = space.vectors.T, space.vectors.new_empty(0)
-        return Eigenpairs(none, nothing, nothing, none, 0, 0, True)
+        return ExtremeEigenpairs(none, nothing, nothing, none, 0, 0, True)
     while True:
-        V, U = space.last(width)
+        V, U = space.last_vectors(width)
         image, n_products, step = operator.image(V, U), n_products + width, step + 1
-        T, size, before = _grown(T, space.duals @ image), space.count, width
+        T, size, before = _extend_matrix(T, space.duals @ image), space.count, width
         width, beside = space.add(image)
         full = size + width + block > most
         if step < check and step < max_steps and width > 0 and not full:
@@ -107,52 +107,54 @@ def lanczos(
         values, weights = torch.linalg.eigh(held[:size])
         errors = torch.linalg.vector_norm(held[size:] @ weights, dim=0)
         if width == 0 and size < wanted:  # an eigenvalue of more vectors than a block has
-            width, _ = space.add(_drawn(operator, block, generator))
-        ends = _ends(size, smallest, largest)
+            width, _ = space.add(_draw_vectors(operator, block, generator))
+        ends = _end_positions(size, smallest, largest)
         settled = size >= wanted and bool((errors[ends] <= tol * values.abs().max()).all())
         if settled or width == 0 or step >= max_steps or (enough is not None and enough(values)):
             break
         if full and size < n:
-            some = _ends(size, smallest + EXTRA * (smallest > 0), largest + EXTRA * (largest > 0))
+            some = _end_positions(size, smallest + EXTRA * (smallest > 0), largest + EXTRA * (largest > 0))
             space.restart(weights[:, some].to(T), width)
             T = torch.diag(values[some]).to(T)
     vectors, duals = (side[:size].T @ weights[:, ends].to(side) for side in (space.vectors, space.duals))
     converged = settled or width == 0
-    return Eigenpairs(values[ends], vectors, duals, errors[ends], min(smallest, len(ends)), n_products, converged)
+    return ExtremeEigenpairs(
+        values[ends], vectors, duals, errors[ends], min(smallest, len(ends)), n_products, converged
+    )
 
 
 def power_iteration(
     operator: Operator, k: int = 1, *, shift: float = 0.0, tol: float = TOLERANCE, max_iter: int = 10_000
-) -> Eigenpairs:
+) -> ExtremeEigenpairs:
     """The k eigenpairs whose eigenvalues are farthest from ``shift``, ascending; one product an iteration.
 
     A shift at one end of the spectrum leads to the other end. ``errors`` bound, as in `lanczos`; ``n_smallest`` is 0.
     """
-    space, generator = Space(operator, min(k, operator.size)), torch.Generator().manual_seed(SEED)
+    space, generator = OrthonormalBasis(operator, min(k, operator.size)), torch.Generator().manual_seed(SEED)
     values: list[float] = []
     errors: list[float] = []
     n_products, converged = 0, True
     while space.count < min(k, operator.size):
         taken = torch.tensor(values, dtype=operator.dtype, device=operator.device)
         deflated = Deflated(Shifted(operator, -shift), space.vectors.T, space.duals.T, -taken)
-        x, u = space.outside(_drawn(operator, 1, generator))
+        x, u = space.orthogonal_direction(_draw_vectors(operator, 1, generator))
         for _ in range(max_iter):
             image, n_products = deflated.image(x, u), n_products + 1
             value = float(u[:, 0] @ image[:, 0])
             rest = image - value * x
             error = _length(operator, rest)
-            if error <= tol * abs(value) or _length(operator, space.beside(rest)) <= tol * abs(value):
+            if error <= tol * abs(value) or _length(operator, space.project_out(rest)) <= tol * abs(value):
                 break  # what is left within the space is the error of those before
-            x, u = space.outside(image)
+            x, u = space.orthogonal_direction(image)
         else:
             converged = False
-        space.put(x, u)
+        space.append(x, u)
         values.append(value)
         errors.append(error)
     found, off = (torch.tensor(side, dtype=operator.dtype, device=operator.device) for side in (values, errors))
     order = found.argsort()
     vectors, duals = space.vectors.T[:, order], space.duals.T[:, order]
-    return Eigenpairs(found[order] + shift, vectors, duals, off[order], 0, n_products, converged)
+    return ExtremeEigenpairs(found[order] + shift, vectors, duals, off[order], 0, n_products, converged)
 
 
 def _length(operator: Operator, x: Tensor) -> float:
@@ -161,23 +163,23 @@ def _length(operator: Operator, x: Tensor) -> float:
     return math.sqrt(max(float((x * u).sum()), 0.0))
 
 
-def least_basis(smallest: int, largest: int, block: int) -> int:
+def least_basis_size(smallest: int, largest: int, block: int) -> int:
     """Vectors, each with its dual, that `lanczos` stores at least for so many eigenpairs."""
     return smallest + largest + EXTRA * ((smallest > 0) + (largest > 0)) + 2 * block
 
 
-def _bytes(operator: Operator) -> int:
+def _bytes_per_vector(operator: Operator) -> int:
     """Of a vector and its dual."""
     return 2 * operator.size * torch.finfo(operator.dtype).bits // 8
 
 
-def _ends(count: int, smallest: int, largest: int) -> Tensor:
+def _end_positions(count: int, smallest: int, largest: int) -> Tensor:
     """Positions of the smallest and the largest of values in ascending order; none twice."""
     first = min(smallest, count)
     return torch.cat((torch.arange(first), torch.arange(max(count - largest, first), count)))
 
 
-def _grown(T: Tensor, new: Tensor) -> Tensor:
+def _extend_matrix(T: Tensor, new: Tensor) -> Tensor:
     """A symmetric matrix (m, m) with more rows and columns (m + b, b)."""
     m, b = len(T), new.shape[1]
     found = T.new_zeros(m + b, m + b)
@@ -187,13 +189,13 @@ def _grown(T: Tensor, new: Tensor) -> Tensor:
     return found
 
 
-def _drawn(operator: Operator, count: int, generator: torch.Generator) -> Tensor:
+def _draw_vectors(operator: Operator, count: int, generator: torch.Generator) -> Tensor:
     """Random vectors (n, count)."""
     found = torch.randn(operator.size, min(count, operator.size), generator=generator, dtype=torch.float64)
     return found.to(operator.device, operator.dtype)
 
 
-class Space:
+class OrthonormalBasis:
     """Vectors that are orthonormal in an operator's inner product, with their duals, one in each row; up to ``most``.
 
     Directions in which the inner product is no more than its rounding are none: what lies along them grows unseen.
@@ -213,11 +215,11 @@ class Space:
     def duals(self) -> Tensor:
         return self._duals[: self.count]
 
-    def last(self, width: int) -> tuple[Tensor, Tensor]:
+    def last_vectors(self, width: int) -> tuple[Tensor, Tensor]:
         """The last ones, and their duals, (n, width)."""
         return self.vectors[-width:].T, self.duals[-width:].T
 
-    def put(self, X: Tensor, U: Tensor) -> None:
+    def append(self, X: Tensor, U: Tensor) -> None:
         """Vectors (n, b) that are orthonormal and have no part in the space."""
         where = slice(self.count, self.count + X.shape[1])
         self._vectors[where], self._duals[where] = X.T, U.T
@@ -235,22 +237,22 @@ class Space:
         for x, u, length in zip(rest.T, U.T, least, strict=True):
             if self.count == len(self._vectors):
                 break
-            found = self._normalised(x, u, length)
+            found = self._orthonormalise(x, u, length)
             if found is not None:
-                self.put(found[0][:, None], found[1][:, None])
+                self.append(found[0][:, None], found[1][:, None])
         return self.count - first, self.duals[first:] @ rest
 
-    def outside(self, X: Tensor) -> tuple[Tensor, Tensor]:
+    def orthogonal_direction(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """A vector (n, 1), normalised, of which the part in the space is taken off, and its dual; the space stays."""
-        X, U = self.operator.metric(self.beside(X))
+        X, U = self.operator.metric(self.project_out(X))
         length = (X * U).sum().sqrt()
         return X / length, U / length
 
-    def beside(self, X: Tensor) -> Tensor:
+    def project_out(self, X: Tensor) -> Tensor:
         """Vectors (n, b) without their parts in the space."""
         return X - self.vectors.T @ (self.duals @ X)
 
-    def _normalised(self, x: Tensor, u: Tensor, least: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _orthonormalise(self, x: Tensor, u: Tensor, least: Tensor) -> tuple[Tensor, Tensor] | None:
         """What a vector has outside the space, of length one, and its dual; None where its squared length is ``least``
         or below."""
         for _ in range(PASSES):

@@ -92,14 +92,14 @@ def recurrence(
             duals[:, first + k] = u
         w = matvec(parameters if metric is None else (u.T,), q.T).T.contiguous()
         before, held = basis[:, : first + k + 1], duals[:, : first + k + 1]
-        inside = products(held, w)
+        inside = inner_products(held, w)
         alphas[:, k] = inside[:, -1]
         for again in (False, True):
-            w = w - combined(before, products(held, w) if again else inside).T
+            w = w - combine_vectors(before, inner_products(held, w) if again else inside).T
         w, dual = (w, w) if metric is None else (side.T for side in metric(w.T))
         length = (w * dual).sum(1).clamp_min(0.0)
         scale = torch.maximum(scale, (inside.square().sum(1) + length).sqrt())
-        beta = _alive(length.sqrt(), scale)
+        beta = _zero_breakdown(length.sqrt(), scale)
         betas[:, k] = beta
         if stop is not None and stop(alphas[:, : k + 1], betas[:, : k + 1]):
             n_steps = k + 1
@@ -121,7 +121,7 @@ def bare_recurrence(
         scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=0))
         alphas[:, k] = (q * w).sum(0)
         w = w - alphas[:, k] * q - beta * before
-        beta = _alive(torch.linalg.vector_norm(w, dim=0), scale)
+        beta = _zero_breakdown(torch.linalg.vector_norm(w, dim=0), scale)
         betas[:, k] = beta
         before, q = q, torch.where(beta > 0, 1 / beta, 0.0) * w
     return alphas, betas[:, :-1]
@@ -141,17 +141,17 @@ def bare_combination(
     return total
 
 
-def _alive(beta: Tensor, scale: Tensor) -> Tensor:
+def _zero_breakdown(beta: Tensor, scale: Tensor) -> Tensor:
     """Zero where only rounding is left."""
     return torch.where(beta > torch.finfo(beta.dtype).eps ** BREAKDOWN_POWER * scale, beta, 0.0)
 
 
-def products(basis: Tensor, w: Tensor) -> Tensor:
+def inner_products(basis: Tensor, w: Tensor) -> Tensor:
     """Inner products (M, k) of basis vectors (M, k, N) with vectors w (M, N)."""
     return torch.bmm(w[:, None], basis.mT)[:, 0]
 
 
-def combined(basis: Tensor, coefficients: Tensor) -> Tensor:
+def combine_vectors(basis: Tensor, coefficients: Tensor) -> Tensor:
     """Linear combinations (N, M) of basis vectors (M, k, N) with coefficients (M, k)."""
     return torch.bmm(coefficients[:, None], basis)[:, 0].T
 
@@ -180,8 +180,8 @@ def adjoint(
             after, beta = basis[:, k + 1], betas[:, k : k + 1]
             tangent = g - after * (after * g).sum(1, keepdim=True)
             r = torch.where(beta > 0, tangent / torch.where(beta > 0, beta, 1.0), 0.0) + betas_bar[:, k : k + 1] * after
-        c = products(before, r)
-        multiplier = r - combined(before, c).T + alphas_bar[:, k : k + 1] * q
+        c = inner_products(before, r)
+        multiplier = r - combine_vectors(before, c).T + alphas_bar[:, k : k + 1] * q
         image, pulled = pull_back(matvec, parameters, q, multiplier, totals)
         later[:, : k + 1, k] -= alphas[:, k : k + 1] * c
         if k:
@@ -189,7 +189,11 @@ def adjoint(
         if k + 1 < n_steps:
             later[:, : k + 1, k + 1] -= betas[:, k : k + 1] * c
         g = basis_bar(k) + pulled - alphas[:, k : k + 1] * r - betas[:, k : k + 1] * r_next
-        g = g + alphas_bar[:, k : k + 1] * image + combined(basis[:, max(0, k - 1) :], later[:, k, max(0, k - 1) :]).T
+        g = (
+            g
+            + alphas_bar[:, k : k + 1] * image
+            + combine_vectors(basis[:, max(0, k - 1) :], later[:, k, max(0, k - 1) :]).T
+        )
         r_next = r
     q = basis[:, 0]
     return ((g - q * (q * g).sum(1, keepdim=True)) / norm[:, None]).T, totals
@@ -213,7 +217,7 @@ def pull_back(
     return image.detach().T, pulled
 
 
-def ritz(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
+def ritz_pairs(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (M, m) and eigenvectors (M, m, m) of the tridiagonal matrices.
 
     After a breakdown the diagonal goes on with its first entry: values that f is defined for and that nothing reads.
@@ -266,7 +270,7 @@ def slow_directions(
         return Spectrum(start.new_zeros(0), start.new_zeros(len(start), 0), 1.0, 1.0)
     exhausted = torch.finfo(start.dtype).eps ** EXHAUSTED
 
-    def resolved(alphas: Tensor, betas: Tensor) -> bool:
+    def should_stop(alphas: Tensor, betas: Tensor) -> bool:
         if bool(betas[0, -1] <= exhausted):
             return True
         if alphas.shape[1] % CHECK_EVERY:
@@ -277,7 +281,7 @@ def slow_directions(
         return bool((~slow | (error <= CONVERGED * values)).all())
 
     found, _ = recurrence(
-        lambda _, x: operator(x[:, 0])[:, None], (), start[:, None], n_steps, null=null, stop=resolved
+        lambda _, x: operator(x[:, 0])[:, None], (), start[:, None], n_steps, null=null, stop=should_stop
     )
     values, vectors, error = _ritz_errors(found.alphas, torch.cat((found.betas, found.residual[:, None]), 1))
     slow = ((values < SLOW) & (error < CONVERGED)).nonzero()[:, 0]
@@ -287,7 +291,7 @@ def slow_directions(
 
 def _ritz_errors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Ritz values (k,), vectors (k, k) and bounds (k,) on the values' errors, from alphas and betas (1, k)."""
-    values, vectors = (part[0] for part in ritz(alphas, betas[:, :-1]))
+    values, vectors = (part[0] for part in ritz_pairs(alphas, betas[:, :-1]))
     return values, vectors, betas[0, -1] * vectors[-1].abs()
 
 

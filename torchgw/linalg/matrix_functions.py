@@ -36,11 +36,11 @@ from torchgw.linalg.lanczos import (
     adjoint,
     bare_combination,
     bare_recurrence,
-    combined,
-    products,
+    combine_vectors,
+    inner_products,
     pull_back,
     recurrence,
-    ritz,
+    ritz_pairs,
 )
 from torchgw.runtime.autograd import refuse_double_backward
 
@@ -53,7 +53,7 @@ class ScalarFunction(Protocol):
     def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
         """f(x), in differentiable torch operations as far as coefficients need derivatives."""
 
-    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+    def divided_difference(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
         """(f(x) - f(y)) / (x - y), and f'(x) where x = y, of x (M, m, 1) and y (M, 1, n)."""
 
 
@@ -63,7 +63,7 @@ class Exponential:
     def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
         return torch.exp(-coefficients[0] * x)
 
-    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+    def divided_difference(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
         t = coefficients[0] if coefficients[0].ndim == 0 else coefficients[0][..., None]
         s = t * (x - y).abs()
         mean = torch.where(s > 0, -torch.expm1(-s) / torch.where(s > 0, s, 1.0), 1.0)
@@ -108,17 +108,17 @@ def matrix_function(
     ended early: theirs is that of f(A) v itself. m products and O(M N m^2) work, memory O(M N m). The adjoint takes m
     vector-Jacobian products of ``matvec``, one at a time, and keeps no graph.
     """
-    n_steps = _checked(V, n_steps)
+    n_steps = _check_inputs(V, n_steps)
     inputs = (V, *parameters, *coefficients)
     if not reorthogonalise:
         if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
             raise ValueError("reorthogonalise must be True for inputs that require gradients; or detach them")
-        return _bare(matvec, tuple(parameters), V, f, n_steps, coefficients)
+        return _evaluate_bare(matvec, tuple(parameters), V, f, n_steps, coefficients)
     result: Tensor = _MatrixFunction.apply(matvec, f, n_steps, len(parameters), *inputs)  # type: ignore[no-untyped-call]
     return result
 
 
-def _bare(
+def _evaluate_bare(
     matvec: Matvec,
     parameters: tuple[Tensor, ...],
     V: Tensor,
@@ -129,11 +129,11 @@ def _bare(
     """f(A) V by three terms, in two passes, so that no basis is stored."""
     norm = torch.linalg.vector_norm(V, dim=0)
     alphas, betas = bare_recurrence(matvec, parameters, V / norm, n_steps)
-    weights = norm[:, None] * _first_column(f, *ritz(alphas, betas), coefficients)
+    weights = norm[:, None] * _first_column(f, *ritz_pairs(alphas, betas), coefficients)
     return bare_combination(matvec, parameters, V / norm, alphas, betas, weights)
 
 
-def _checked(V: Tensor, n_steps: int) -> int:
+def _check_inputs(V: Tensor, n_steps: int) -> int:
     """The number of steps to take, for start vectors that can be used."""
     validate.instance("V", V, Tensor)
     if V.ndim != 2 or not V.is_floating_point() or 0 in V.shape:
@@ -146,29 +146,31 @@ def _checked(V: Tensor, n_steps: int) -> int:
 
 def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
     """f(T) e_1, (M, m)."""
-    return products(vectors, f.value(values, *coefficients) * vectors[:, 0])
+    return inner_products(vectors, f.value(values, *coefficients) * vectors[:, 0])
 
 
 class _MatrixFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matvec: Matvec, f: ScalarFunction, n_steps: int, n: int, V: Tensor, *rest: Tensor) -> Tensor:
         found, norm = recurrence(matvec, rest[:n], V, n_steps)
-        values, vectors = ritz(found.alphas, found.betas)
+        values, vectors = ritz_pairs(found.alphas, found.betas)
         ctx.matvec, ctx.f, ctx.n = matvec, f, n
         ctx.save_for_backward(V, *rest, *found, norm, values, vectors)
-        return combined(found.basis, norm[:, None] * _first_column(f, values, vectors, rest[n:]))
+        return combine_vectors(found.basis, norm[:, None] * _first_column(f, values, vectors, rest[n:]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         V, *rest, basis, alphas, betas, residual, norm, values, vectors = ctx.saved_tensors
         parameters, coefficients = tuple(rest[: ctx.n]), tuple(rest[ctx.n :])
         with torch.no_grad():
-            solved = _Evaluated(ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors)
-            cotangents = solved.pulled_back(parameters, coefficients, grads[0].T)
+            solved = _LanczosEvaluation(
+                ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors
+            )
+            cotangents = solved.cotangents_of(parameters, coefficients, grads[0].T)
         return None, None, None, None, *refuse_double_backward(ONCE, cotangents, (V, *rest, *grads))
 
 
-class _Evaluated(NamedTuple):
+class _LanczosEvaluation(NamedTuple):
     """f(A) V as it was computed, and its adjoint.
 
     matvec, f : the matrix A (N, N) as a product, and the function.
@@ -179,30 +181,30 @@ class _Evaluated(NamedTuple):
 
     matvec: Matvec
     f: ScalarFunction
-    found: Krylov
+    krylov: Krylov
     norm: Tensor
     values: Tensor
     vectors: Tensor
 
-    def pulled_back(
+    def cotangents_of(
         self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], y: Tensor
     ) -> list[Tensor | None]:
         """Cotangents of V, parameters and coefficients from that of the result, y (M, N)."""
-        basis, _, betas, residual = self.found
+        basis, _, betas, residual = self.krylov
         broken = (betas == 0).any(1) | (residual == 0)
-        inside = products(basis, y)
-        rest = (y - combined(basis, inside).T) * broken[:, None]
+        inside = inner_products(basis, y)
+        rest = (y - combine_vectors(basis, inside).T) * broken[:, None]
         size = torch.linalg.vector_norm(y, dim=1)
         tiny = torch.finfo(y.dtype).eps ** BREAKDOWN_POWER
         rest = rest * (torch.linalg.vector_norm(rest, dim=1) > tiny * size)[:, None]
-        y = torch.where(broken[:, None], combined(basis, inside).T, y)
+        y = torch.where(broken[:, None], combine_vectors(basis, inside).T, y)
         column = _first_column(self.f, self.values, self.vectors, coefficients)
         column_bar = self.norm[:, None] * inside
-        T_bar = self._of_first_column(coefficients, column_bar)
+        T_bar = self._matrix_cotangent(coefficients, column_bar)
         V_bar, totals = adjoint(
             self.matvec,
             parameters,
-            self.found,
+            self.krylov,
             self.norm,
             lambda k: (self.norm * column[:, k])[:, None] * y,
             T_bar.diagonal(dim1=1, dim2=2),
@@ -210,16 +212,16 @@ class _Evaluated(NamedTuple):
         )
         V_bar = V_bar + (basis[:, 0] * (column * inside).sum(1, keepdim=True)).T
         if bool(rest.any()):
-            V_bar = V_bar + self._left_out(parameters, coefficients, rest, totals)
-        return [V_bar, *totals, *self._of_coefficients(coefficients, column_bar)]
+            V_bar = V_bar + self._residual_cotangent(parameters, coefficients, rest, totals)
+        return [V_bar, *totals, *self._coefficient_cotangents(coefficients, column_bar)]
 
-    def _of_first_column(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> Tensor:
+    def _matrix_cotangent(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> Tensor:
         """Cotangent (M, m, m) of T from that of f(T) e_1, by Daleckii and Krein."""
-        divided = self.f.divided(self.values[:, :, None], self.values[:, None], *coefficients)
-        left = products(self.vectors.mT, column_bar)
+        divided = self.f.divided_difference(self.values[:, :, None], self.values[:, None], *coefficients)
+        left = inner_products(self.vectors.mT, column_bar)
         return self.vectors @ (divided * left[:, :, None] * self.vectors[:, :1]) @ self.vectors.mT
 
-    def _of_coefficients(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> list[Tensor | None]:
+    def _coefficient_cotangents(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> list[Tensor | None]:
         """Cotangents of the coefficients, by torch."""
         wanted = [i for i, c in enumerate(coefficients) if c.requires_grad]
         cotangents: list[Tensor | None] = [None] * len(coefficients)
@@ -227,22 +229,22 @@ class _Evaluated(NamedTuple):
             with torch.enable_grad():
                 leaves = tuple(c.detach().requires_grad_(c.requires_grad) for c in coefficients)
                 value = self.f.value(self.values, *leaves)
-            weight = products(self.vectors.mT, column_bar) * self.vectors[:, 0]
+            weight = inner_products(self.vectors.mT, column_bar) * self.vectors[:, 0]
             found = torch.autograd.grad(value, [leaves[i] for i in wanted], weight, allow_unused=True)
             for i, part in zip(wanted, found, strict=True):
                 cotangents[i] = part
         return cotangents
 
-    def _left_out(
+    def _residual_cotangent(
         self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], z: Tensor, totals: list[Tensor | None]
     ) -> Tensor:
         """Cotangent of V from the part z (M, N) of the result's that is orthogonal to an invariant Krylov space."""
         other, norm = recurrence(self.matvec, parameters, z.T, self.values.shape[1])
-        values, vectors = ritz(other.alphas, other.betas)
-        divided = self.f.divided(values[:, :, None], self.values[:, None], *coefficients)
+        values, vectors = ritz_pairs(other.alphas, other.betas)
+        divided = self.f.divided_difference(values[:, :, None], self.values[:, None], *coefficients)
         X = vectors @ (divided * vectors[:, 0, :, None] * self.vectors[:, :1]) @ self.vectors.mT
         X = X * (norm * self.norm)[:, None, None]
         for k in range(X.shape[2]):
-            multiplier = combined(other.basis, X[:, :, k]).T
-            pull_back(self.matvec, parameters, self.found.basis[:, k], multiplier, totals)
-        return combined(other.basis, norm[:, None] * _first_column(self.f, values, vectors, coefficients))
+            multiplier = combine_vectors(other.basis, X[:, :, k]).T
+            pull_back(self.matvec, parameters, self.krylov.basis[:, k], multiplier, totals)
+        return combine_vectors(other.basis, norm[:, None] * _first_column(self.f, values, vectors, coefficients))

@@ -24,8 +24,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchgw.linalg.eigenpairs import Space
-from torchgw.linalg.lanczos import recurrence, ritz
+from torchgw.linalg.eigenpairs import OrthonormalBasis
+from torchgw.linalg.lanczos import recurrence, ritz_pairs
 from torchgw.linalg.operators import Operator, matvec
 from torchgw.runtime.keywords import returned
 from torchgw.types import Array
@@ -51,7 +51,7 @@ class Quadrature:
 
     def trace(self, f: Callable[[Tensor], Tensor]) -> tuple[float, float]:
         """tr f(A), and its standard error."""
-        return _mean((self.weights * f(self.nodes)).sum(1))
+        return _mean_and_error((self.weights * f(self.nodes)).sum(1))
 
     @property
     def dimension(self) -> float:
@@ -68,7 +68,7 @@ class Quadrature:
         return found if isinstance(given, Tensor) else (found[0].cpu().numpy(), found[1].cpu().numpy())
 
 
-def quadrature(
+def lanczos_quadrature(
     operator: Operator, isotropic: Isotropic, n_probes: int, n_steps: int, generator: torch.Generator
 ) -> Quadrature:
     """That of an operator, one vector after the other; O(n n_steps) memory."""
@@ -78,7 +78,7 @@ def quadrature(
         found, norm = recurrence(
             lambda dual, v: operator.image(v, dual[0]), (), z, min(n_steps, operator.size), metric=operator.metric
         )
-        values, vectors = ritz(found.alphas, found.betas)
+        values, vectors = ritz_pairs(found.alphas, found.betas)
         nodes.append(values[0])
         weights.append(norm[0].square() * vectors[0, 0].square())
     return Quadrature(torch.stack(nodes), torch.stack(weights))
@@ -88,7 +88,7 @@ def trace(operator: Operator, isotropic: Isotropic, n_products: int, generator: 
     """tr A by Hutch++, and the standard error of what was sampled; at most ``n_products`` products with vectors, a
     third of them for each of the range, the part on it, and the rest."""
     count = max(n_products // 3, 1)
-    space = Space(operator, count)
+    space = OrthonormalBasis(operator, count)
     V = isotropic(min(count, operator.size), generator)
     space.add(matvec(operator, V))
     Q, duals = space.vectors.T, space.duals.T
@@ -97,11 +97,11 @@ def trace(operator: Operator, isotropic: Isotropic, n_products: int, generator: 
         return known, 0.0
     Z = isotropic(count, generator)
     Z, U = operator.metric(Z - Q @ (duals.T @ Z))
-    rest, error = _mean((U * operator.image(Z, U)).sum(0))
+    rest, error = _mean_and_error((U * operator.image(Z, U)).sum(0))
     return known + rest, error
 
 
-def _mean(values: Tensor) -> tuple[float, float]:
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
     """The mean of values (M,), and its standard error; NaN of one alone."""
     error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return float(values.mean()), error

@@ -10,14 +10,14 @@ from scipy.sparse import csr_array
 from torchgw.types import Array
 
 
-def matrix(row: Array, column: Array, values: Array, shape: tuple[int, int]) -> Any:
+def make_csr(row: Array, column: Array, values: Array, shape: tuple[int, int]) -> Any:
     """The SciPy CSR array with these entries (m,); entries in the same place are added up."""
     found = csr_array((values, (row, column)), shape=shape)
     found.sort_indices()
     return found
 
 
-def row_of(W: Any) -> Array:
+def entry_rows(W: Any) -> Array:
     """The row of each entry of a CSR array (m,)."""
     return np.repeat(np.arange(W.shape[0]), np.diff(W.indptr))
 
@@ -35,23 +35,23 @@ def row_maxima(W: Any) -> Array:
     return found
 
 
-def kept(W: Any, which: Array) -> Any:
+def select_entries(W: Any, which: Array) -> Any:
     """The entries of a CSR array that are marked (m,), with their order."""
     before = np.concatenate(([0], np.cumsum(which)))
     return csr_array((W.data[which], W.indices[which], before[W.indptr]), shape=W.shape)
 
 
-def largest(W: Any, k: int, price: Array | None = None) -> Any:
+def largest_per_row(W: Any, k: int, price: Array | None = None) -> Any:
     """The k largest entries of each row; by W_ij - price_j where columns have a ``price`` (K,)."""
     value = W.data if price is None else W.data - price[W.indices]
-    row = row_of(W)
+    row = entry_rows(W)
     order = np.lexsort((-value, row))
     which = np.zeros(len(order), dtype=bool)
     which[order[np.arange(len(order)) - W.indptr[row] < k]] = True
-    return kept(W, which)
+    return select_entries(W, which)
 
 
-def mutual(W: Any) -> tuple[Array, Array]:
+def find_mutual_pairs(W: Any) -> tuple[Array, Array]:
     """Rows and columns (m,) of the entries that are the largest of both, the first of equal ones."""
     column, row = _first_largest(W), _first_largest(W.T.tocsr())
     i = np.flatnonzero(column >= 0)
@@ -61,24 +61,24 @@ def mutual(W: Any) -> tuple[Array, Array]:
 
 def _first_largest(W: Any) -> Array:
     """The column of each row's largest entry (N,), -1 where there is none."""
-    row, found = row_of(W), np.full(W.shape[0], -1)
+    row, found = entry_rows(W), np.full(W.shape[0], -1)
     at = np.flatnonzero(W.data == row_maxima(W)[row])[::-1]
     found[row[at]] = W.indices[at]
     return found
 
 
-def scaled(W: Any, p: Array, q: Array, n_iter: int) -> Any:
+def scale_to_marginals(W: Any, p: Array, q: Array, n_iter: int) -> Any:
     """diag(u) W diag(v) of a matrix that is not negative, with column sums near q (K,) and row sums of at most p (N,),
     after so many Sinkhorn iterations. Rows and columns without entries stay empty."""
-    row, column = row_of(W), W.indices
+    row, column = entry_rows(W), W.indices
     u, v = np.ones_like(p), np.ones_like(q)
     for _ in range(n_iter):
-        u = _over(p, np.bincount(row, W.data * v[column], len(p)))
-        v = _over(q, np.bincount(column, W.data * u[row], len(q)))
-    u = np.minimum(u, _over(p, np.bincount(row, W.data * v[column], len(p))))
+        u = _divide_or_zero(p, np.bincount(row, W.data * v[column], len(p)))
+        v = _divide_or_zero(q, np.bincount(column, W.data * u[row], len(q)))
+    u = np.minimum(u, _divide_or_zero(p, np.bincount(row, W.data * v[column], len(p))))
     return csr_array((W.data * u[row] * v[column], column, W.indptr), shape=W.shape)
 
 
-def _over(mass: Array, sums: Array) -> Array:
+def _divide_or_zero(mass: Array, sums: Array) -> Array:
     found: Array = np.divide(mass, sums, out=np.zeros_like(mass), where=sums > 0)
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torchgw.linalg.sparse_entries import inner, row_of
+from torchgw.linalg.sparse_entries import entry_rows, inner
 from torchgw.types import Array
 
 
@@ -58,5 +58,5 @@ class SparseObjective:
     def similarity(self, T: Any) -> Any:
         """2 W_ij / (a_i + b_j), CSR: 1 where T carries all neighbours of i to those of j."""
         W = self.cross(T)
-        W.data *= 2 / (self.a[row_of(W)] + self.b[W.indices]).clip(min=1e-300)
+        W.data *= 2 / (self.a[entry_rows(W)] + self.b[W.indices]).clip(min=1e-300)
         return W

@@ -18,7 +18,7 @@ from torchgw import ranges, validate
 from torchgw.couplings.reader import Readable
 from torchgw.entry import check_options
 from torchgw.gradients.modes import GradientMode, check_mode
-from torchgw.gradients.parameters import Given
+from torchgw.gradients.parameters import DifferentiableInputs
 from torchgw.kernels.dispatch import BACKENDS, Selection
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.sampling import make_generator
@@ -137,7 +137,7 @@ class Request:
     callback: Callback | None
     checkpoint: str | PathLike[str] | Checkpoint | None
     support: Support | None
-    given: Given
+    given: DifferentiableInputs
     requested_options: GWOptions
     options: GWOptions
     strategy: str
@@ -460,7 +460,7 @@ def build_problem(
         callback=callback,
         checkpoint=checkpoint,
         support=support,
-        given=Given(X, Y, p, q, cost, alpha, masses, marginals, options.spaces),
+        given=DifferentiableInputs(X, Y, p, q, cost, alpha, masses, marginals, options.spaces),
         requested_options=requested,
         options=options,
         strategy=strategy,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import in_blocks
 from torchgw.diagnostics.evidence import Basin
-from torchgw.gradients.differentiable import AmongAll
+from torchgw.gradients.differentiable import PaddedDifferentiable
 from torchgw.kernels.sums import scatter
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
@@ -38,7 +38,7 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
         graphs=(_report(result.graphs[0], support.rows), _report(result.graphs[1], support.columns)),
         known=known,
         model=model,
-        differentiated=None if solved is None else AmongAll(solved, *sides, (n, k)),
+        differentiated=None if solved is None else PaddedDifferentiable(solved, *sides, (n, k)),
     )
 
 

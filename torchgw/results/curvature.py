@@ -21,9 +21,9 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.entry import entry
 from torchgw.gradients.spectral import spectral_trace
 from torchgw.kernels.sampling import make_generator
-from torchgw.linalg.eigenpairs import lanczos, least_basis
+from torchgw.linalg.eigenpairs import lanczos, least_basis_size
 from torchgw.linalg.matrix_functions import ScalarFunction
-from torchgw.linalg.quadrature import Quadrature, quadrature
+from torchgw.linalg.quadrature import Quadrature, lanczos_quadrature
 from torchgw.losses import SQUARE
 from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.results.result import GWResult
@@ -200,7 +200,7 @@ class PlanCurvature:
         if len(self.smallest) == 0:
             raise ValueError("density needs a plan with changes: this one is a matching whose entries leave none")
         generator = make_generator(random_state, self.hessian.device)
-        return quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
+        return lanczos_quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
 
     def trace(
         self,
@@ -309,7 +309,7 @@ def curvature(
     hessian = _around(result, whole)
     streamed = not isinstance(hessian.respond.plan, DenseCoupling)
     block = block or (1 if streamed else 2)
-    stored = 16 * hessian.size * least_basis(k, largest, block)
+    stored = 16 * hessian.size * least_basis_size(k, largest, block)
     validate.memory(f"the curvature with {k} + {largest} modes", stored, MOST_BYTES, "ask for fewer modes")
     tol = validate.real("tol", tol, above=0.0, most=1.0) if tol is not None else STREAMED if streamed else TOLERANCE
     mass = float(result.coupling.marginal(1).sum())

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from torchgw.linalg.sparse_entries import row_of
+from torchgw.linalg.sparse_entries import entry_rows
 from torchgw.types import Array
 
 MOST_WORK = 10**9  # entries of the graph that the search reads
@@ -49,7 +49,7 @@ class Colourable:
         sides = []
         for direction, side in enumerate(both):
             kind = np.searchsorted(values, side.data) * 2 + direction + 1
-            loops = np.where(row_of(side) == side.indices, np.uint64(1) << np.uint64(40), np.uint64(0))
+            loops = np.where(entry_rows(side) == side.indices, np.uint64(1) << np.uint64(40), np.uint64(0))
             sides.append((side.indptr, side.indices, _mixed(kind.astype(np.uint64) + loops)))
         return cls(found, tuple(sides))
 

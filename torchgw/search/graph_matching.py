@@ -19,7 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, mutual, row_maxima, row_of, scaled
+from torchgw.linalg.sparse_entries import (
+    entry_rows,
+    find_mutual_pairs,
+    inner,
+    largest_per_row,
+    make_csr,
+    row_maxima,
+    scale_to_marginals,
+    select_entries,
+)
 from torchgw.objective.sparse import SparseObjective
 from torchgw.search.signatures import nearest, signatures
 from torchgw.types import Array
@@ -41,8 +50,8 @@ def seeds(problem: SparseObjective, rng: np.random.Generator) -> Any:
     x, y = signatures(problem.X, problem.Y, problem.symmetric, rng)
     distance, index = nearest(x, y, NEAREST)
     row = np.repeat(np.arange(len(x)), index.shape[1])
-    likely = matrix(row, index.ravel(), distance.max() + 1 - distance.ravel(), problem.shape)
-    return of_pairs(problem, *mutual(likely))
+    likely = make_csr(row, index.ravel(), distance.max() + 1 - distance.ravel(), problem.shape)
+    return of_pairs(problem, *find_mutual_pairs(likely))
 
 
 def matched(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
@@ -74,7 +83,7 @@ def annealed(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> tu
         if beta == math.inf or cut() or sure:
             break
         plan = _softened(problem, S, beta)
-    return of_pairs(problem, *mutual(plan)), sure
+    return of_pairs(problem, *find_mutual_pairs(plan)), sure
 
 
 def percolated(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
@@ -82,7 +91,7 @@ def percolated(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> 
     agreed = 0.0
     while not cut():
         S = problem.similarity(plan)
-        pairs = of_pairs(problem, *mutual(S))
+        pairs = of_pairs(problem, *find_mutual_pairs(S))
         before, agreed = agreed, inner(S, pairs)
         if agreed <= (1 + SETTLED) * before:
             break
@@ -93,17 +102,17 @@ def percolated(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> 
 def of_pairs(problem: SparseObjective, row: Array, column: Array) -> Any:
     """The plan of pairs (m,), no two of a row or of a column, with the smaller mass of both each."""
     mass = np.minimum(problem.p[row], problem.q[column])
-    return matrix(row[mass > 0], column[mass > 0], mass[mass > 0], problem.shape)
+    return make_csr(row[mass > 0], column[mass > 0], mass[mass > 0], problem.shape)
 
 
 def _softened(problem: SparseObjective, S: Any, beta: float) -> Any:
     """Soft matches of the largest similarities."""
-    depth = beta * (S.data - row_maxima(S)[row_of(S)])
-    S = kept(S, depth > -REACH)
-    S = largest(largest(S, MATCHES).T.tocsr(), MATCHES).T.tocsr()
-    S.data = np.exp(beta * (S.data - row_maxima(S)[row_of(S)]))
-    found = scaled(S, problem.p, problem.q, ITERATIONS)
-    return kept(found, found.data > LEAST_SHARE * problem.p[row_of(found)])
+    depth = beta * (S.data - row_maxima(S)[entry_rows(S)])
+    S = select_entries(S, depth > -REACH)
+    S = largest_per_row(largest_per_row(S, MATCHES).T.tocsr(), MATCHES).T.tocsr()
+    S.data = np.exp(beta * (S.data - row_maxima(S)[entry_rows(S)]))
+    found = scale_to_marginals(S, problem.p, problem.q, ITERATIONS)
+    return select_entries(found, found.data > LEAST_SHARE * problem.p[entry_rows(found)])
 
 
 def _sure(problem: SparseObjective, plan: Any) -> float:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array, diags_array
 
-from torchgw.linalg.sparse_entries import kept, matrix, row_of
+from torchgw.linalg.sparse_entries import entry_rows, make_csr, select_entries
 from torchgw.types import Array
 
 ROUNDS, WIDTH, GAIN = 3, 24, 1.5
@@ -63,7 +63,7 @@ class Graph:
         degrees = np.diff(edges.indptr).astype(float)
         wedges = ((edges @ edges).multiply(edges) + edges).tocsr()  # an entry wherever there is an edge
         wedges.sort_indices()
-        common, row = wedges.data - 1, row_of(edges)
+        common, row = wedges.data - 1, entry_rows(edges)
         support = np.log1p(common)
         mean, square, triangles = (np.bincount(row, values, len(degrees)) for values in (support, support**2, common))
         mean, square = (side / degrees.clip(min=1) for side in (mean, square))
@@ -78,13 +78,13 @@ class Graph:
         weights, if there are any."""
         over = diags_array(1 / self.degrees.clip(min=1) ** 0.5)
         place = np.searchsorted(limits, self.support)
-        found = [kept(self.edges, place == band) for band in range(len(limits) + 1)]
+        found = [select_entries(self.edges, place == band) for band in range(len(limits) + 1)]
         return [over @ side for side in (*found, *self.weights)]
 
 
 def pattern(D: Any) -> Any:
     """Ones at the entries off the diagonal."""
-    off = kept(D, (row_of(D) != D.indices) & (D.data != 0))
+    off = select_entries(D, (entry_rows(D) != D.indices) & (D.data != 0))
     off.sort_indices()
     return csr_array((np.ones(off.nnz), off.indices, off.indptr), shape=off.shape)
 
@@ -114,16 +114,16 @@ def signatures(X: Any, Y: Any, symmetric: bool, rng: np.random.Generator) -> tup
 
 def _noisy(D: Any, symmetric: bool, rng: np.random.Generator) -> Any:
     """The matrix without some of its entries off the diagonal, and with as many of the same values elsewhere."""
-    row, n = row_of(D), D.shape[0]
+    row, n = entry_rows(D), D.shape[0]
     counted = np.flatnonzero(row < D.indices if symmetric else row != D.indices)
     stays = np.ones(D.nnz, dtype=bool)
     stays[counted] = rng.random(len(counted)) >= NOISE
-    rest = kept(D, stays & ((row <= D.indices) if symmetric else True))
+    rest = select_entries(D, stays & ((row <= D.indices) if symmetric else True))
     many = int(NOISE * len(counted))
     values = D.data[rng.choice(counted, many)] if many else np.zeros(0)
     ends = rng.integers(n, size=(2, many))
     ends, values = ends[:, ends[0] != ends[1]], values[ends[0] != ends[1]]
-    found = rest + matrix(ends[0], ends[1], values, D.shape)
+    found = rest + make_csr(ends[0], ends[1], values, D.shape)
     if symmetric:
         found = found + found.T - diags_array(found.diagonal())
     return found.tocsr()

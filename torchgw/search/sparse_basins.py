@@ -23,7 +23,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.diagnostics.status import History
-from torchgw.linalg.sparse_entries import inner, matrix, mutual, scaled
+from torchgw.linalg.sparse_entries import find_mutual_pairs, inner, make_csr, scale_to_marginals
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.watch import Watch
 from torchgw.search.anneal import LandmarkProblem, landmark_basins
@@ -127,7 +127,7 @@ def _likely(asked: Problem, problem: SparseObjective) -> Iterator[tuple[str, Any
 
 def _agreement(problem: SparseObjective, plan: Any) -> float:
     """How well the pairs that a plan makes of its neighbours agree with theirs."""
-    pairs = of_pairs(problem, *mutual(problem.similarity(plan)))
+    pairs = of_pairs(problem, *find_mutual_pairs(problem.similarity(plan)))
     return inner(problem.similarity(pairs), pairs)
 
 
@@ -164,8 +164,8 @@ def _by_subtrees(problem: SparseObjective) -> Iterator[tuple[str, Any]]:
 def _soft(problem: SparseObjective, values: Tensor, index: Tensor) -> Any:
     """The plan (N, K) of the likeliest targets (N, k) of each node."""
     row = np.repeat(np.arange(len(index)), index.shape[1])
-    likely = matrix(row, index.numpy().ravel(), values.double().numpy().ravel(), problem.shape)
-    return scaled(likely, problem.p, problem.q, ITERATIONS)
+    likely = make_csr(row, index.numpy().ravel(), values.double().numpy().ravel(), problem.shape)
+    return scale_to_marginals(likely, problem.p, problem.q, ITERATIONS)
 
 
 def _ended(problem: SparseObjective, origin: str, plan: Any, descends: bool, watch: Watch) -> SparseEnd:

@@ -30,7 +30,7 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import centres
-from torchgw.linalg.sparse_entries import kept, matrix, row_of
+from torchgw.linalg.sparse_entries import entry_rows, make_csr, select_entries
 from torchgw.solvers.transport_lp import blurred_duals, transport
 from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
@@ -91,7 +91,7 @@ def of_stored(plan: Array) -> Assignment:
 
 def of_matrix(W: Any) -> Assignment:
     """Of a CSR array (N, K)."""
-    W = kept(W, W.data > 0)
+    W = select_entries(W, W.data > 0)
     most = float(W.data.max(initial=0.0))
     mate, u, v = auction(W, np.zeros(W.shape[1]), FIRST_STEP * most)
     row = np.flatnonzero(mate >= 0)
@@ -193,7 +193,7 @@ def potentials(W: Any, mate: Array) -> tuple[Array, Array]:
         if len(rows) == 0:
             break
     u = np.zeros(n)
-    np.maximum.at(u, row_of(W), W.data - v[W.indices])
+    np.maximum.at(u, entry_rows(W), W.data - v[W.indices])
     return u, v
 
 
@@ -302,4 +302,4 @@ def _candidates(
         parts.append(((rows.start + i).numpy(), columns[j].numpy(), block[i, j].numpy()))
     row, column, value = (np.concatenate(side) for side in zip(*parts, strict=True))
     some = value > 0
-    return raised, matrix(row[some], column[some], value[some], plan.shape)
+    return raised, make_csr(row[some], column[some], value[some], plan.shape)

@@ -26,7 +26,7 @@ from scipy.sparse import csr_array, diags_array, hstack
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import inner, kept, largest, matrix, row_of
+from torchgw.linalg.sparse_entries import entry_rows, inner, largest_per_row, make_csr, select_entries
 from torchgw.objective.bounds import monotone_coupling
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.codec import storable
@@ -116,7 +116,7 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
         curvature = inner(problem.cross(direction), direction)
         length = 1.0 if 2 * slope + curvature > 0 else -slope / curvature
         moved = (T + length * direction).tocsr() if length < 1 else S
-        moved = kept(moved, moved.data > NEGLIGIBLE * p[row_of(moved)])
+        moved = select_entries(moved, moved.data > NEGLIGIBLE * p[entry_rows(moved)])
         settled = 4 * length * slope + 2 * length**2 * curvature <= progress * value
         after = replace(state, plan=SparseCoupling.of(completed(moved, p, q), torch.device("cpu")), gap=math.inf)
         return after, check, Status.PLATEAU if settled else None
@@ -141,21 +141,21 @@ def completed(T: Any, p: Array, q: Array) -> Any:
         return T
     row, column, share = monotone_coupling(*(side[where] for side, where in zip(missing, left, strict=True)))
     total = min(float(side.sum()) for side in missing)
-    return (T + matrix(left[0][row], left[1][column], share * total, T.shape)).tocsr()
+    return (T + make_csr(left[0][row], left[1][column], share * total, T.shape)).tocsr()
 
 
 def assigned(W: Any, p: Array) -> Best:
     """The best permutation (N, N) of equal masses p (N,), without the pairs that are worth nothing."""
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # late: it takes long to import
 
-    W = kept(W, W.data > 0)
+    W = select_entries(W, W.data > 0)
     n, top = len(p), 2 * float(W.data.max(initial=1e-300))
     # Each row may have a column of its own that is worth nothing; costs of zero would be no edges.
     alone = diags_array(np.full(n, top))
     cost = hstack((csr_array((top - W.data, W.indices, W.indptr), shape=W.shape), alone), format="csr")
     row, column = min_weight_full_bipartite_matching(cost)
     row, column = row[column < n], column[column < n]
-    plan = matrix(row, column, p[row], W.shape)
+    plan = make_csr(row, column, p[row], W.shape)
     return Best(plan, inner(W, plan), np.zeros(n))
 
 
@@ -164,23 +164,27 @@ def transported(W: Any, T: Any, p: Array, q: Array, price: Array) -> Best:
 
     ``price`` (K,) are column potentials to choose entries by; those of the plan T are among them.
     """
-    (n, k), W = W.shape, kept(W, W.data > 0)
-    row, top = row_of(W), float(W.data.max(initial=1e-300))
+    (n, k), W = W.shape, select_entries(W, W.data > 0)
+    row, top = entry_rows(W), float(W.data.max(initial=1e-300))
     unit, scale = float(p.mean()), top / VALUE_SCALE
     T = T.multiply(W).tocsr()
     rent = row_potentials(W, price)
-    chosen = _places(T) + _places(largest(W, CANDIDATES, price)) + _places(largest(W.T.tocsr(), CANDIDATES, rent)).T
+    chosen = (
+        _places(T)
+        + _places(largest_per_row(W, CANDIDATES, price))
+        + _places(largest_per_row(W.T.tocsr(), CANDIDATES, rent)).T
+    )
     bound, best, found = math.inf, T, price
     for _ in range(PRICING_ROUNDS):
         entries = W.multiply(_places(chosen.tocsr())).tocsr()
-        i, j, value = row_of(entries), entries.indices, entries.data
+        i, j, value = entry_rows(entries), entries.indices, entries.data
         # A row and a column more take what stays away.
         rows = np.concatenate((i, np.arange(n), np.full(k + 1, n)))
         columns = np.concatenate((j, np.full(n, k), np.arange(k + 1)))
         cost = np.concatenate((-value / scale, np.zeros(n + k + 1)))
         masses = np.concatenate((p, [q.sum()], q, [p.sum()])) / unit
         x, dual, _ = linear_program(cost, rows, columns + n + 1, masses)
-        best = matrix(i, j, x[: len(i)].clip(min=0.0) * unit, W.shape)
+        best = make_csr(i, j, x[: len(i)].clip(min=0.0) * unit, W.shape)
         f, g = (-scale * (side + other) for side, other in ((dual[:n], dual[-1]), (dual[n + 1 : -1], dual[n])))
         g = g.clip(min=0.0)
         reached = dual_bound(W, g, p, q)
@@ -191,14 +195,14 @@ def transported(W: Any, T: Any, p: Array, q: Array, price: Array) -> Best:
         if not violated.any():
             break
         priced = csr_array((excess, W.indices, W.indptr), shape=W.shape)
-        chosen = chosen + _places(largest(kept(priced, violated), CANDIDATES))
+        chosen = chosen + _places(largest_per_row(select_entries(priced, violated), CANDIDATES))
     return Best(best, bound, found)
 
 
 def row_potentials(W: Any, price: Array) -> Array:
     """The least f (N,) >= 0 with f_i + price_j >= W_ij on all entries."""
     found = np.zeros(W.shape[0])
-    np.maximum.at(found, row_of(W), W.data - price[W.indices])
+    np.maximum.at(found, entry_rows(W), W.data - price[W.indices])
     return found
 
 

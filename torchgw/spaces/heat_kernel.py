@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sums import add_by_label
-from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz
+from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz_pairs
 from torchgw.linalg.matrix_functions import Exponential, matrix_function
 from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.spaces.adjacency import sparse_tensor
@@ -70,7 +70,7 @@ class _Exponential(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         values, vectors, time = ctx.saved_tensors
         inner = vectors.T @ grads[0] @ vectors
-        weighed = Exponential().divided(values[:, None], values, time) * (inner + inner.T) / 2
+        weighed = Exponential().divided_difference(values[:, None], values, time) * (inner + inner.T) / 2
         of_time = -(inner.diagonal() * values * torch.exp(-time * values)).sum()
         return (*refuse_double_backward(ONCE, [vectors @ weighed @ vectors.T, of_time], (*grads, vectors)),)
 
@@ -145,7 +145,7 @@ def largest_rate(edges: EdgeSet, roots: Tensor) -> float:
     start = random_like(roots)[:, None]
     steps = min(SPECTRUM_STEPS, len(roots))
     found = bare_recurrence(edges.product, (roots,), start / torch.linalg.vector_norm(start), steps)
-    return SAFETY * float(ritz(*found)[0].max())
+    return SAFETY * float(ritz_pairs(*found)[0].max())
 
 
 def steps_for(largest: float, time: float, n: int) -> int:

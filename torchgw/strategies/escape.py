@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.linalg.eigenpairs import Eigenpairs, lanczos
+from torchgw.linalg.eigenpairs import ExtremeEigenpairs, lanczos
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.objective.model import Model, mean_cost
@@ -113,7 +113,7 @@ def _is_firm(values: Tensor) -> bool:
     return len(values) >= FEW_STEPS and bool(values[0] > FIRM)
 
 
-def _both_ways(problem: StoredProblem, solution: Solution, hessian: Hessian, ends: Eigenpairs) -> list[Start]:
+def _both_ways(problem: StoredProblem, solution: Solution, hessian: Hessian, ends: ExtremeEigenpairs) -> list[Start]:
     """Starts on both sides of a plan, along the change of the smallest eigenvalue."""
     T, W = solution.plan.double(), hessian.change(ends.vectors[:, 0]).change.to_dense()
     ratio = torch.where(T > 0, W / T, 0.0)
