@@ -90,7 +90,7 @@ def implicit(found: Differentiable, G: Tensor, steps: tuple[int, int], start: Te
     adjoint = Adjoint(found.solution, torchgw.Implicit())
     needed = [tensor.requires_grad for tensor in theta.tensors()]
     assert len(wanted) == sum(needed)
-    return [side for side in adjoint.pull_back(FactoredCost.stored(G), theta, needed) if side is not None]
+    return [side for side in adjoint.pull_back(FactoredCost.from_matrix(G), theta, needed) if side is not None]
 
 
 def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> None:
@@ -233,7 +233,7 @@ def direct(kind: str, n: int) -> dict[str, Any]:
         def call() -> object:
             adjoint = Adjoint(found.solution, torchgw.Implicit())
             adjoint.response.direct_size = size
-            return adjoint.pull_back(FactoredCost.stored(G), theta, needed)
+            return adjoint.pull_back(FactoredCost.from_matrix(G), theta, needed)
 
         return call
 

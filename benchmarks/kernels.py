@@ -25,8 +25,8 @@ from torchgw.kernels import LN2, dispatch, softmin_dense, softmin_stream
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import make_two_read_sweep
 from torchgw.options import SinkhornOptions
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.types import Score
 
 REACH = 200.0
@@ -171,7 +171,9 @@ def scaled(score: Tensor, f: Tensor, g: Tensor, floor: float) -> Row:
 def iteration(score: Score, f: Tensor, g: Tensor, out: Tensor) -> float:
     """Seconds of an iteration by scaling: the difference of long and short solves, so that absorbing cancels."""
     options = SinkhornOptions(tol=1e-300, check_every=1000, relaxation=1.0)  # never read on the way
-    solve = partial(scaling, Scaler(score, Side(f), Side(g), out), f, g, options=options)
+    solve = partial(
+        solve_by_scaling, Scaler(score, MarginalConstraint(f), MarginalConstraint(g), out), f, g, options=options
+    )
     found = fastest({"long": partial(solve, max_iter=102), "short": partial(solve, max_iter=2)})
     return max(found["long"] - found["short"], 1e-9) / 100
 

@@ -797,9 +797,9 @@ MECHANISMS = (
     Mechanism(
         "over-relaxation",
         "Sinkhorn's half-steps are over-relaxed between checks.",
-        (loop.checked_weight, relax),
+        (loop.adapt_relaxation, relax),
         (
-            Switch(scaling.opened, _plain(scaling.opened), _is_relaxed),
+            Switch(scaling.run_scaling, _plain(scaling.run_scaling), _is_relaxed),
             Switch(loop.sinkhorn, _plain(loop.sinkhorn), _is_relaxed),
         ),
         "sinkhorn/scaling.py",

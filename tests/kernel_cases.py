@@ -31,7 +31,7 @@ from torchgw.kernels.small_transport.reference import IterationCounts
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import Softmins
@@ -377,7 +377,7 @@ def relaxed_marginals(
     n, k = len(operands[0]), operands[1].shape[0] if len(operands) == 2 else operands[0].shape[1]
     device = operands[0].device
     log_p, log_q = (log_masses(size, torch.float64, size, holes=True).to(device) for size in (n, k))
-    row, column = Side(log_p, damping[0]), Side(log_q, damping[1])
+    row, column = MarginalConstraint(log_p, damping[0]), MarginalConstraint(log_q, damping[1])
     options = SinkhornOptions(tol=1e-12, relaxation=weight)
     state = sinkhorn(bound, row, column, log_p, options=options, max_iter=n_iter)
     return torch.cat((state.f, state.g)).cpu()
@@ -405,7 +405,7 @@ def outliers(kernel: Kernel, device: str, dtype: torch.dtype, damping: tuple[flo
     score[3], score[:, 7] = score[3] - 700.0, score[:, 7] - 700.0
     log_p, log_q = log_masses(20, dtype, 1), log_masses(25, dtype, 2)
     bound = kernel.bind(score.to(device, dtype))
-    row, column = (Side(mass.to(device), tau) for mass, tau in zip((log_p, log_q), damping, strict=True))
+    row, column = (MarginalConstraint(mass.to(device), tau) for mass, tau in zip((log_p, log_q), damping, strict=True))
     # To the end: a residual does not see points without mass to speak of.
     options = SinkhornOptions(check_every=3000, relaxation=1.0)
     state = sinkhorn(bound, row, column, log_p.to(device), options=options, max_iter=3000)

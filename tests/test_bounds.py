@@ -201,7 +201,7 @@ def test_the_gap_of_a_partial_plan_reaches_below_the_cheapest_one(seed: int) -> 
     p, q = random_masses(n, rng), random_masses(k, rng)
     sums = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
     best = linprog(C.ravel(), A_ub=sums, b_ub=np.concatenate((p, q)), A_eq=np.ones((1, n * k)), b_eq=[total])
-    cost, value = FactoredCost.stored(torch.from_numpy(C)), total * float((C * np.outer(p, q)).sum())
+    cost, value = FactoredCost.from_matrix(torch.from_numpy(C)), total * float((C * np.outer(p, q)).sum())
     masses = torch.from_numpy(p), torch.from_numpy(q)
 
     def lowest(prices: np.ndarray) -> float:
@@ -264,7 +264,7 @@ def test_for_a_certificate_of_hard_marginals_a_gpu_is_waited_for_once(marginals:
 def test_what_points_pay_alone_bounds_every_plan(marginals: Marginals) -> None:
     rng = np.random.default_rng(0)
     C, p, q = rng.uniform(size=(6, 7)), random_masses(6, rng), random_masses(7, rng)
-    masses, cost = (torch.from_numpy(p), torch.from_numpy(q)), FactoredCost.stored(torch.from_numpy(C))
+    masses, cost = (torch.from_numpy(p), torch.from_numpy(q)), FactoredCost.from_matrix(torch.from_numpy(C))
     found = linear_bound(Model(*masses, 1e-3, marginals, alpha=0.5, beta=0.5, cost=cost))
     ends = {"x": 0.5 * (q @ C.min(0)), "y": 0.5 * (p @ C.min(1))}
     expected = ends[marginals.side] if isinstance(marginals, SemiRelaxed) else max(ends.values())

@@ -47,7 +47,7 @@ def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int,
     gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
     cost = gradient(DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p))
     np.testing.assert_allclose(cost.rows(slice(0, n)), linearised_cost(DX, DY, T), atol=1e-12)
-    centred, row, column = cost.centred(2 * LOG2E)
+    centred, row, column = cost.centre_factors(2 * LOG2E)
     np.testing.assert_allclose(centred.rows(slice(0, n)), linearised_cost(DX, DY, T), atol=1e-12)
     np.testing.assert_allclose(centred.U @ centred.V.T + row[:, None] + column, cost.U @ cost.V.T, atol=1e-12)
     # A plan that lives on a few points.

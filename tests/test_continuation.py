@@ -108,7 +108,7 @@ def test_rows_stand_for_all_where_points_are_many() -> None:
     assert deviation(moments(near, mass)) == pytest.approx(math.sqrt(square - mean**2), rel=0.02)
     M = torch.from_numpy(cdist(points, other))
     least = max(float(mass @ M.amin(1)), float(more @ M.amin(0)))
-    found = linear_gain(FactoredCost.stored(M), mass, more)
+    found = linear_gain(FactoredCost.from_matrix(M), mass, more)
     assert found == pytest.approx(float(mass @ M @ more) - least, rel=0.05)
 
 
@@ -124,17 +124,17 @@ def test_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_constant_in_the_cost_is_no_gain() -> None:
     M, (p, q) = RNG.random((30, 40)), masses(30, 40)
-    one, other = (linear_gain(FactoredCost.stored(torch.from_numpy(M + c)), p, q) for c in (0.0, 1e3))
+    one, other = (linear_gain(FactoredCost.from_matrix(torch.from_numpy(M + c)), p, q) for c in (0.0, 1e3))
     assert one == pytest.approx(other, rel=1e-9)
     factored = FactoredCost.squared_distance(torch.from_numpy(M[:, :3]), torch.from_numpy(M.T[:, :3]))
-    stored = FactoredCost.stored(factored.rows(slice(None)))
+    stored = FactoredCost.from_matrix(factored.rows(slice(None)))
     assert linear_gain(factored, p, q) == pytest.approx(linear_gain(stored, p, q), rel=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_parts_are_weighed_as_in_the_linear_problem(alpha: float) -> None:
     spaces, (p, q) = (provider(SPIRAL), provider(ROLL)), masses(len(SPIRAL), len(ROLL))
-    cost = FactoredCost.stored(torch.from_numpy(RNG.random((len(p), len(q)))))
+    cost = FactoredCost.from_matrix(torch.from_numpy(RNG.random((len(p), len(q)))))
     quadratic = product_plan(Model(p, q, 0.0), spaces, 1.0).gain
     linear = linear_gain(cost, p, q)
     found = product_plan(Model(p, q, 0.0, alpha=alpha, beta=1 - alpha, cost=cost), spaces, 1.0).gain

@@ -69,7 +69,9 @@ def around(plan: BlockCoupling, marginals: Marginals, alpha: float, factored: bo
     else:
         p, q = (torch.rand(size, generator=generator(size), dtype=torch.float64) + 0.2 for size in (n, k))
         p, q = p / p.sum(), q / q.sum()
-    cost = FactoredCost.stored(torch.rand(n, k, generator=generator(5), dtype=torch.float64)) if alpha < 1 else None
+    cost = (
+        FactoredCost.from_matrix(torch.rand(n, k, generator=generator(5), dtype=torch.float64)) if alpha < 1 else None
+    )
     model = Model(p, q, epsilon=EPSILON, marginals=marginals, alpha=alpha, beta=1 - alpha, cost=cost)
     spaces = space(n, factored, 1), space(k, factored, 2)
     return hessian_of(plan, model, spaces), model, tuple(each.rows(slice(None)) for each in spaces)

@@ -24,9 +24,9 @@ from torchgw.linalg.lanczos import random_like, slow_directions
 from torchgw.linalg.linear_systems import gmres
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.implicit import Answer, Response
+from torchgw.sinkhorn.implicit import PlanSensitivity, Response
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 
 EPSILON = 0.1
 SHAPES = [(9, 14), (14, 9), (11, 11)]
@@ -144,7 +144,7 @@ def problem(name: str, shape: tuple[int, int]) -> tuple[PotentialCoupling, tuple
     return plan, demands.held(plan, p, q), demands.total is not None
 
 
-def moved(answer: Answer) -> Tensor:
+def moved(answer: PlanSensitivity) -> Tensor:
     return answer.change.to_dense()
 
 
@@ -348,7 +348,14 @@ def test_the_relaxation_of_the_spectrum_needs_the_fewest_iterations(epsilon: flo
 
     def count(relaxation: float) -> tuple[int, Tensor]:
         options = SinkhornOptions(tol=1e-11, check_every=20, relaxation=relaxation)
-        state = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, options=options, max_iter=20_000)
+        state = sinkhorn(
+            KERNEL.on(score),
+            MarginalConstraint(log_p),
+            MarginalConstraint(log_q),
+            log_p,
+            options=options,
+            max_iter=20_000,
+        )
         assert float(state.residual) <= 1e-11
         return state.n_iter, (score + state.f[:, None] + state.g).exp2()
 

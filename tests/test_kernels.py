@@ -25,7 +25,7 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.kernel import Kernel, make_two_read_sweep
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64)
@@ -138,8 +138,8 @@ def test_a_sweep_moves_far_columns_towards_where_two_softmins_put_them() -> None
     mass = torch.tensor([0.5, 0.5], dtype=torch.float64).log2()
     given = {"options": SinkhornOptions(tol=1e-13, check_every=1, relaxation=1.0), "max_iter": 300}
     two_reads = Kernel(DENSE.softmin, make_two_read_sweep(DENSE.softmin), DENSE.absorb)
-    slow = sinkhorn(two_reads.bind(score), Side(mass), Side(mass), mass, **given)
-    fast = sinkhorn(DENSE.bind(score), Side(mass), Side(mass), mass, **given)
+    slow = sinkhorn(two_reads.bind(score), MarginalConstraint(mass), MarginalConstraint(mass), mass, **given)
+    fast = sinkhorn(DENSE.bind(score), MarginalConstraint(mass), MarginalConstraint(mass), mass, **given)
     plans = [(score + state.f[:, None] + state.g).exp2() for state in (slow, fast)]
     torch.testing.assert_close(plans[1], plans[0], atol=1e-10, rtol=0)
 

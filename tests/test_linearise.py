@@ -40,7 +40,10 @@ def posed(name: str, cost: str, loss: str) -> tuple[oracle.Problem, Model]:
     problem = replace(problem, loss=loss, alpha={"fused": 0.6, "linear alone": 0.0}.get(cost, 1.0))
     rng = np.random.default_rng(1)
     features = [torch.from_numpy(rng.uniform(0, 0.6, (n, 2))) for n in (7, 9)]
-    M, P = FactoredCost.squared_distance(*features), FactoredCost.stored(torch.from_numpy(rng.uniform(0, 0.02, (7, 9))))
+    M, P = (
+        FactoredCost.squared_distance(*features),
+        FactoredCost.from_matrix(torch.from_numpy(rng.uniform(0, 0.02, (7, 9)))),
+    )
     M = FactoredCost.weighted_sum([M, P], [1.0, 10.0])
     matrix = M.rows(slice(None)).numpy() if cost in ("fused", "linear alone") else None
     soft = cost == "supervised"

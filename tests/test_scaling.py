@@ -12,8 +12,8 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, _gone_on, absorbed, balance, scaling
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.scaling import Scaler, _continue_scaling, absorb_potentials, balance, solve_by_scaling
+from torchgw.sinkhorn.sides import MarginalConstraint
 
 
 def problem(n: int, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -37,8 +37,8 @@ def solve(
     score = torch.from_numpy(-C * LOG2E / epsilon).to(dtype)
     log_p, log_q = (torch.from_numpy(m).log2().to(dtype) for m in (p, q))
     out = torch.empty_like(score)
-    state = scaling(
-        Scaler(KERNEL.on(score), Side(log_p), Side(log_q), out),
+    state = solve_by_scaling(
+        Scaler(KERNEL.on(score), MarginalConstraint(log_p), MarginalConstraint(log_q), out),
         log_p if f is None else f,
         log_q if g is None else g,
         options=SinkhornOptions(tol=tol, relaxation=relaxation),
@@ -65,7 +65,9 @@ def test_a_cold_start_at_a_tiny_epsilon_agrees_with_the_log_domain() -> None:
     score = torch.from_numpy(-C * LOG2E / 2e-4)
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
     options = SinkhornOptions(tol=1e-5, check_every=50, relaxation=1.0)
-    expected = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, options=options, max_iter=100_000)
+    expected = sinkhorn(
+        KERNEL.on(score), MarginalConstraint(log_p), MarginalConstraint(log_q), log_p, options=options, max_iter=100_000
+    )
     reference = (score + expected.f[:, None] + expected.g).exp2()
     assert state.residual <= 1e-3
     assert torch.isfinite(plan).all()
@@ -130,7 +132,7 @@ def test_a_batch_is_balanced_like_its_members() -> None:
     C, p, q = problem(10, 12, 6)
     kernels = torch.from_numpy(np.exp(-np.stack((C, C**2, 2 * C)) / 0.3))
     masses = torch.from_numpy(p), torch.from_numpy(q)
-    row, column = (Side(mass.log2()) for mass in masses)
+    row, column = (MarginalConstraint(mass.log2()) for mass in masses)
     u, v = balance(kernels, row, column, *(torch.zeros(3, n, dtype=torch.float64) for n in (10, 12)), 500)
     plans = u[:, :, None] * kernels * v[:, None, :]
     for plan, cost in zip(plans, (C, C**2, 2 * C), strict=True):
@@ -155,11 +157,11 @@ def test_checks_that_are_taken_together_go_on_as_long_as_single_ones(relaxation:
     """A residual that rises ends them only where the weight is brought down by it."""
     score = 4 * torch.randn(60, 80, generator=torch.Generator().manual_seed(0))
     log_p, log_q = (torch.full((size,), 1 / size).log2() for size in score.shape)
-    scaler = Scaler(KERNEL.on(score), Side(log_p), Side(log_q), torch.empty_like(score))
-    first = absorbed(scaler.score, scaler.row, scaler.column, scaler.out, log_p, log_q)
-    first = first._replace(seen=torch.zeros_like(first.seen))  # any residual is above that
-    one = _gone_on(scaler, first, [2], relaxation, 1e-30)
-    two = _gone_on(scaler, one, [2], relaxation, 1e-30)
-    both = _gone_on(scaler, first, [2, 2], relaxation, 1e-30)
+    scaler = Scaler(KERNEL.on(score), MarginalConstraint(log_p), MarginalConstraint(log_q), torch.empty_like(score))
+    first = absorb_potentials(scaler.score, scaler.row, scaler.column, scaler.out, log_p, log_q)
+    first = first._replace(readings=torch.zeros_like(first.readings))  # any residual is above that
+    one = _continue_scaling(scaler, first, [2], relaxation, 1e-30)
+    two = _continue_scaling(scaler, one, [2], relaxation, 1e-30)
+    both = _continue_scaling(scaler, first, [2, 2], relaxation, 1e-30)
     assert torch.equal(both.u, (one if relaxation > 1 else two).u)
     assert not torch.equal(one.u, two.u)

@@ -59,7 +59,7 @@ def form_of(model: Model, DX: np.ndarray, DY: np.ndarray) -> ModelForm:
 
 def models(n: int = 7, k: int = 9) -> Iterator[tuple[str, dict[str, Any]]]:
     M = torch.from_numpy(np.random.default_rng(5).uniform(-0.3, 1.0, size=(n, k)))
-    fused = {"alpha": 0.6, "beta": 0.4, "cost": FactoredCost.stored(M)}
+    fused = {"alpha": 0.6, "beta": 0.4, "cost": FactoredCost.from_matrix(M)}
     yield "fused", fused
     yield "semi-relaxed", {"marginals": SemiRelaxed(0.0, "y")}
     yield "semi-relaxed rows", {"marginals": SemiRelaxed(0.0, "x"), **fused}

@@ -15,8 +15,8 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL, softmin
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side, translation, water_level
+from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
+from torchgw.sinkhorn.sides import MarginalConstraint, translation, water_level
 
 F64 = torch.float64
 
@@ -54,11 +54,11 @@ def test_scalings_of_a_stored_plan_are_half_steps(kind: str) -> None:
     mass = torch.rand(9, dtype=F64, generator=gen)
     mass[3] = 0.0
     offset = torch.randn(9, dtype=F64, generator=gen)
-    side = Side((mass / mass.sum()).log2(), offset=offset, **SIDES[kind])
+    side = MarginalConstraint((mass / mass.sum()).log2(), offset=offset, **SIDES[kind])
     f, g = torch.randn(9, dtype=F64, generator=gen), torch.randn(12, dtype=F64, generator=gen)
     f[3] = -torch.inf
     plan = (score + f[:, None] + g).exp2()
-    u = side.scaled(f, plan.sum(1))
+    u = side.scaling(f, plan.sum(1))
     expected = side.potential(softmin(score, g, 1))
     torch.testing.assert_close(f + u.log2(), expected)
     assert u[3] == 1.0
@@ -70,12 +70,12 @@ def test_half_steps_reach_what_each_model_asks(kind: str) -> None:
     gen = generator(2)
     mass = torch.rand(8, dtype=F64, generator=gen)
     mass = mass / mass.sum()
-    side = Side(mass.log2(), offset=torch.randn(8, dtype=F64, generator=gen), **SIDES[kind])
+    side = MarginalConstraint(mass.log2(), offset=torch.randn(8, dtype=F64, generator=gen), **SIDES[kind])
     softmins = 3 * torch.randn(8, dtype=F64, generator=gen)
     potential, zero = side.potential(softmins), torch.zeros_like(softmins)
     sums = (potential + softmins).exp2()
-    torch.testing.assert_close(side.settled(sums, zero), potential if side.relaxed else zero)
-    torch.testing.assert_close(side.reached(softmins, mass), sums)
+    torch.testing.assert_close(side.potential_from_sums(sums, zero), potential if side.has_divergence else zero)
+    torch.testing.assert_close(side.sums_after_step(softmins, mass), sums)
     tau = SIDES[kind].get("tau", 1.0)
     if kind == "bounded":
         assert float(sums.sum()) == pytest.approx(0.6, rel=1e-12)
@@ -96,17 +96,17 @@ def test_scaling_and_the_log_domain_end_in_the_same_plan(kind: str, dtype: torch
     p, q = (torch.rand(size, dtype=F64, generator=gen) for size in (30, 40))
     log_p, log_q = ((m / m.sum()).log2().to(dtype) for m in (p, q))
     offset = torch.rand(40, dtype=F64, generator=gen).to(dtype)
-    row = Side(log_p, total=SIDES[kind].get("total"), offset=torch.zeros_like(log_p))
-    column = Side(log_q, offset=offset, **SIDES[kind])
+    row = MarginalConstraint(log_p, total=SIDES[kind].get("total"), offset=torch.zeros_like(log_p))
+    column = MarginalConstraint(log_q, offset=offset, **SIDES[kind])
     plan, tol = torch.empty_like(score), 1e-5 if dtype == torch.float32 else 1e-12
     relaxed, plain = ({"options": SinkhornOptions(tol=tol, relaxation=w), "max_iter": 5000} for w in (1.5, 1.0))
-    state = scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, log_q, **relaxed)
+    state = solve_by_scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, log_q, **relaxed)
     other = sinkhorn(KERNEL.on(score), row, column, log_p, log_q, **plain)
     expected = (score + other.f[:, None] + other.g).exp2()
     assert float((plan - expected).abs().sum()) < 20 * tol
     assert state.residual <= tol
-    if column.relaxed:  # its potential alone says where to begin
-        again = scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, state.g, **relaxed)
+    if column.has_divergence:  # its potential alone says where to begin
+        again = solve_by_scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, state.g, **relaxed)
         assert again.warm_residual < 20 * tol
         assert sinkhorn(KERNEL.on(score), row, column, log_p, other.g, **plain).warm_residual < 20 * tol
 
@@ -117,7 +117,7 @@ def test_translations_end_where_the_dual_is_highest(tau_x: float, tau_y: float) 
     gen, mass, levels, sides, potentials = generator(6), torch.tensor([0.8], dtype=F64), [], [], []
     for size, tau in ((8, tau_x), (9, tau_y)):
         m, offset, potential = torch.rand(3, size, dtype=F64, generator=gen)
-        sides.append(Side((m / m.sum()).log2(), tau, offset))
+        sides.append(MarginalConstraint((m / m.sum()).log2(), tau, offset))
         potentials.append(potential)
     shifts = translation(*sides, *potentials, mass.log2())
     for side, potential, shift, tau in zip(sides, potentials, shifts, (tau_x, tau_y), strict=True):
@@ -134,7 +134,7 @@ def test_the_mass_of_a_plan_between_relaxed_sides_is_found_at_once() -> None:
     score = -(C + 3.0) * LOG2E / epsilon
     masses = [torch.rand(size, dtype=F64, generator=gen) for size in (20, 25)]
     tau = rho / (rho + epsilon)
-    row, column = (Side((mass / mass.sum()).log2(), tau, torch.zeros_like(mass)) for mass in masses)
+    row, column = (MarginalConstraint((mass / mass.sum()).log2(), tau, torch.zeros_like(mass)) for mass in masses)
     options = SinkhornOptions(tol=1e-12, relaxation=1.0)
     state = sinkhorn(KERNEL.on(score), row, column, row.log_mass, options=options, max_iter=3000)
     assert state.n_iter < 500
@@ -154,11 +154,15 @@ def test_batches_are_solved_like_their_members() -> None:
     log_mass = torch.rand(7, dtype=F64, generator=gen).log2()
     softmins, offset = torch.randn(4, 7, dtype=F64, generator=gen), torch.randn(4, 7, dtype=F64, generator=gen)
     tau = torch.tensor([0.2, 0.5, 0.9, 0.0], dtype=F64)
-    together = Side(log_mass, tau[:, None], offset).potential(softmins)
+    together = MarginalConstraint(log_mass, tau[:, None], offset).potential(softmins)
     for i in range(4):
-        torch.testing.assert_close(together[i], Side(log_mass, float(tau[i]), offset[i]).potential(softmins[i]))
-    bounded = Side(log_mass, offset=offset, total=0.5).potential(softmins)
+        torch.testing.assert_close(
+            together[i], MarginalConstraint(log_mass, float(tau[i]), offset[i]).potential(softmins[i])
+        )
+    bounded = MarginalConstraint(log_mass, offset=offset, total=0.5).potential(softmins)
     for i in range(4):
-        torch.testing.assert_close(bounded[i], Side(log_mass, offset=offset[i], total=0.5).potential(softmins[i]))
+        torch.testing.assert_close(
+            bounded[i], MarginalConstraint(log_mass, offset=offset[i], total=0.5).potential(softmins[i])
+        )
     assert math.isfinite(float(bounded.sum()))
     assert np.isfinite(together.numpy()).all()

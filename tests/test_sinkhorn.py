@@ -19,7 +19,7 @@ from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.loop import SinkhornState, epsilon_at, rescale, sinkhorn
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 
 
 def solve(
@@ -36,7 +36,14 @@ def solve(
     score = torch.from_numpy(-C * LOG2E / epsilon)
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
     options = SinkhornOptions(tol=tol, check_every=check_every, relaxation=relaxation)
-    state = sinkhorn(KERNEL.on(score), Side(log_p), Side(log_q), log_p, options=options, max_iter=max_iter)
+    state = sinkhorn(
+        KERNEL.on(score),
+        MarginalConstraint(log_p),
+        MarginalConstraint(log_q),
+        log_p,
+        options=options,
+        max_iter=max_iter,
+    )
     return (score + state.f[:, None] + state.g).exp2(), state
 
 
@@ -162,8 +169,8 @@ def test_warm_potentials_need_no_iterations() -> None:
     score = torch.from_numpy(-C * LOG2E / 0.02)
     again = sinkhorn(
         KERNEL.on(score),
-        Side(torch.from_numpy(p).log2()),
-        Side(torch.from_numpy(q).log2()),
+        MarginalConstraint(torch.from_numpy(p).log2()),
+        MarginalConstraint(torch.from_numpy(q).log2()),
         first.f,
         options=SinkhornOptions(tol=1e-9, check_every=1, relaxation=1.0),
         max_iter=1000,

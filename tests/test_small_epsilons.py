@@ -28,8 +28,8 @@ from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn import scaling as scaling_module
 from torchgw.sinkhorn.loop import sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.problem import tolerances_for
 
 FEW = CoarseOptions(n_landmarks=10, n_starts=4)
@@ -59,12 +59,16 @@ def solved(
     return result, float(oracle.objective(posed, np.asarray(result.plan, np.float64)).value)
 
 
-def stale(dtype: torch.dtype) -> tuple[torch.Tensor, Side, Side, torch.Tensor, torch.Tensor]:
+def stale(
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, MarginalConstraint, MarginalConstraint, torch.Tensor, torch.Tensor]:
     """A score, sides whose divergence is 10^5 epsilon, and potentials that are off by thousands of bits."""
     gen = torch.Generator().manual_seed(0)
     score = -2e3 * torch.rand(12, 9, dtype=torch.float64, generator=gen)
     tau = 1 / (1 + 1e-5)
-    row, column = (Side(torch.full((n,), 1 / n).log2().to(dtype), tau, torch.zeros(n, dtype=dtype)) for n in (12, 9))
+    row, column = (
+        MarginalConstraint(torch.full((n,), 1 / n).log2().to(dtype), tau, torch.zeros(n, dtype=dtype)) for n in (12, 9)
+    )
     return score.to(dtype), row, column, row.log_mass + 3e4, column.log_mass - 5e4
 
 
@@ -72,7 +76,7 @@ def stale(dtype: torch.dtype) -> tuple[torch.Tensor, Side, Side, torch.Tensor, t
 def test_potentials_far_from_a_score_are_brought_to_its_mass(dtype: torch.dtype) -> None:
     score, row, column, f, g = stale(dtype)
     plan = torch.empty_like(score)
-    state = scaling(Scaler(KERNEL.on(score), row, column, plan), f, g, **LOOP)
+    state = solve_by_scaling(Scaler(KERNEL.on(score), row, column, plan), f, g, **LOOP)
     streamed = sinkhorn(KERNEL.on(score), row, column, f, g, **LOOP)
     for total in (plan.sum(), (score + streamed.f[:, None] + streamed.g).exp2().sum()):
         assert float(total) == pytest.approx(1.0, abs=0.02)
@@ -83,7 +87,7 @@ def test_potentials_far_from_a_score_are_brought_to_its_mass(dtype: torch.dtype)
 def test_a_residual_that_is_no_number_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     score, row, column, f, g = stale(torch.float32)
     monkeypatch.setattr(scaling_module, "translation", lambda *_: (torch.tensor([5e3]), torch.tensor([-5e3])))
-    state = scaling(Scaler(KERNEL.on(score), row, column, torch.empty_like(score)), f, g, **LOOP)
+    state = solve_by_scaling(Scaler(KERNEL.on(score), row, column, torch.empty_like(score)), f, g, **LOOP)
     assert state.residual == np.inf
 
 

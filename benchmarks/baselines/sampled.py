@@ -24,8 +24,8 @@ from torchgw.kernels.sampling import draw
 from torchgw.kernels.softmin_dense import choose
 from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.sampled import Plateau, observe, stopping_status
 from torchgw.types import DistanceProvider
 
@@ -85,8 +85,8 @@ class Found:
         p, q = (torch.full_like(side, 1 / len(side)) for side in (f, g))
         kernel = choose("eager", Workload(score.device, torch.float64, tuple(score.shape))).function
         plan = torch.empty_like(score)
-        sides, last = (Side(p.log2()), Side(q.log2())), SinkhornOptions()
-        scaling(Scaler(kernel.bind(score), *sides, plan), f, g, options=last, max_iter=last.final_max_iter)
+        sides, last = (MarginalConstraint(p.log2()), MarginalConstraint(q.log2())), SinkhornOptions()
+        solve_by_scaling(Scaler(kernel.bind(score), *sides, plan), f, g, options=last, max_iter=last.final_max_iter)
         return feasible(plan, p, q)
 
 

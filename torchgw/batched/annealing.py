@@ -30,7 +30,7 @@ from torch import Tensor
 from torchgw.kernels import LOG2E, small_transport
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.small_transport.reference import IterationCounts
-from torchgw.sinkhorn.scaling import scaled
+from torchgw.sinkhorn.scaling import scale_plans
 
 EXTRAPOLATION = 0.7
 LOWEST_EXPONENT = -110.0
@@ -97,5 +97,5 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: IterationCo
         u, v = scalings(kernel, p, q, effort)
         f = f + u.log2()
         cost = f * epsilon
-        T = scaled(kernel, u[:, 0], v[:, 0])
+        T = scale_plans(kernel, u[:, 0], v[:, 0])
     return Plans(T, f, (v / q).log2() - shift, epsilon)

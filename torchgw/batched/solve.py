@@ -30,8 +30,8 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.small_transport.reference import IterationCounts
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
-from torchgw.sinkhorn.loop import cooled
-from torchgw.sinkhorn.scaling import scaled
+from torchgw.sinkhorn.loop import interpolate_epsilon
+from torchgw.sinkhorn.scaling import scale_plans
 
 CHUNK_ELEMENTS = {"cpu": 2**17, "cuda": 2**26}
 SMALLEST_CRITICAL = 1e-14
@@ -162,7 +162,7 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
     u, v = scalings_on(device, (kernel.shape[1], kernel.shape[2]))(kernel, p, q, GUESS_EFFORT)
-    return torch.cat((product, scaled(kernel, u[:, 0], v[:, 0])))
+    return torch.cat((product, scale_plans(kernel, u[:, 0], v[:, 0])))
 
 
 def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[PairBasin]:
@@ -204,7 +204,10 @@ def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: 
 
     One by one: torch's powers depend on the place in a tensor, see `torchgw.batched.annealing`.
     """
-    rows = [[cooled(a, b, step / (steps - 1)) for a, b in zip(first, last, strict=True)] for step in range(steps)]
+    rows = [
+        [interpolate_epsilon(a, b, step / (steps - 1)) for a, b in zip(first, last, strict=True)]
+        for step in range(steps)
+    ]
     return sent(torch.tensor(rows, dtype=torch.float32), device)
 
 

@@ -24,7 +24,7 @@ from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, Answer, Response
+from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, PlanSensitivity, Response
 from torchgw.types import GradientWarning
 
 GMRES_TOLERANCE = 1e-11
@@ -73,7 +73,7 @@ class Adjoint:
         direct_size = DIRECT_SIZE if found.model.alpha > 0 else DIRECT_ONCE
         return Response(found.plan, found.stiffness, epsilon, found.total, mode.n_lanczos, mode.max_iter, direct_size)
 
-    def solve(self, G: FactoredCost) -> Answer:
+    def solve(self, G: FactoredCost) -> PlanSensitivity:
         """W, a, b for dL/dT as a factored matrix, and a report of it."""
         curvature, respond = self.solution.curvature, self.response
         model, weight = curvature.model, float(curvature.model.weight(respond.sums[0].sum()))
@@ -119,7 +119,7 @@ class Adjoint:
         error = left * condition
         return GradientReport(
             condition=condition,
-            rate=min(max(1 - respond.smallest, 0.0), 1.0),
+            rate=min(max(1 - respond.smallest_eigenvalue, 0.0), 1.0),
             relaxation=respond.relaxation,
             residual=left,
             error=error,

@@ -129,7 +129,7 @@ class _PlanOfParameters(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        G = FactoredCost.stored(gradients[0].detach())
+        G = FactoredCost.from_matrix(gradients[0].detach())
         found = ctx.adjoint.pull_back(G, ctx.theta, list(ctx.needs_input_grad[2:]))
         return None, None, *refuse_double_backward(REFUSED, found, (*gradients, *ctx.saved_tensors))
 

@@ -128,4 +128,4 @@ def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:
         given = FeatureCost(*given)
     if isinstance(given, FeatureCost):
         return given.between(numbers(given.X), numbers(given.Y))[0]
-    return FactoredCost.stored(numbers(given))
+    return FactoredCost.from_matrix(numbers(given))

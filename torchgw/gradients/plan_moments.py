@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.objective.divergence import negentropy
-from torchgw.sinkhorn.implicit import Answer
+from torchgw.sinkhorn.implicit import PlanSensitivity
 
 
 class PlanMoments:
@@ -25,7 +25,7 @@ class PlanMoments:
     entropy : sum T log T ().
     """
 
-    def __init__(self, plan: Tensor | BlockCoupling, along: tuple[Answer, Tensor] | None = None) -> None:
+    def __init__(self, plan: Tensor | BlockCoupling, along: tuple[PlanSensitivity, Tensor] | None = None) -> None:
         self._stored = plan.plan if isinstance(plan, DenseCoupling) else plan if isinstance(plan, Tensor) else None
         self._plan, self._along = plan, along
         T = plan if self._stored is None else self._stored

@@ -14,7 +14,7 @@ from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.implicit import Answer
+from torchgw.sinkhorn.implicit import PlanSensitivity
 from torchgw.solvers.newton import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import Start
@@ -50,7 +50,7 @@ class StationaryPlan:
     def model(self) -> Model:
         return self.curvature.model
 
-    def moments(self, along: tuple[Answer, Tensor] | None = None) -> PlanMoments:
+    def moments(self, along: tuple[PlanSensitivity, Tensor] | None = None) -> PlanMoments:
         """Of T, or of T + s W along (W, s)."""
         return PlanMoments(self.plan, along)
 

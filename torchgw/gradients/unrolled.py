@@ -22,7 +22,7 @@ from torchgw.objective.exact import PairLoss
 from torchgw.objective.linearise import Weights, plan_constant
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 
 RELAXED_STEP, OTHER_LOSS_STEP = 0.5, 0.25
 
@@ -49,12 +49,12 @@ def unroll_fixed_point(theta: Parameters, model: Model, plan: Tensor, g: Tensor,
     return T
 
 
-def make_constraints(theta: Parameters, model: Model) -> tuple[Side, Side]:
+def make_constraints(theta: Parameters, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
     """Both sides; their costs have no terms of their own, the score has them all."""
     total = model.marginals.total
     taus = model.marginals.damping(model.epsilon)
     row, column = (
-        Side(mass.log2(), tau, None, None if total is None else 1.0)
+        MarginalConstraint(mass.log2(), tau, None, None if total is None else 1.0)
         for mass, tau in zip((theta.p, theta.q), taus, strict=True)
     )
     return row, column

@@ -51,7 +51,7 @@ def c_transform(cost: Tensor | FactoredCost, potential: Tensor, mass: Tensor) ->
     found = b.new_full((len(cost.a),), torch.inf)
     step = block_rows(len(found), min(len(b), WIDE), b.device)
     for columns in blocks(len(b), WIDE):
-        part = cost.taken(slice(None), columns)
+        part = cost.restrict(slice(None), columns)
         for where in blocks(len(found), step):
             torch.minimum(found[where], part.rows(where).to(b.dtype).sub_(b[columns]).amin(1), out=found[where])
     return found

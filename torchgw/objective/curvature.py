@@ -101,7 +101,7 @@ class Curvature:
     def spread(self, numbers: Tensor) -> FactoredCost:
         """The cost (N, K) whose mean over any W is the inner product of the numbers with what is read of W."""
         if self.factors is None:
-            return FactoredCost.stored(numbers.view(len(self.model.p), len(self.model.q)))
+            return FactoredCost.from_matrix(numbers.view(len(self.model.p), len(self.model.q)))
         (F, G), (core, rows, columns, level) = self.factors, self.parts(numbers)
         U, V = (F @ core / -2, G) if F.shape[1] >= G.shape[1] else (F, G @ core.T / -2)
         found = FactoredCost(rows, columns, U, V)

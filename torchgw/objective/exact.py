@@ -98,7 +98,7 @@ class ExactGradient:
             G, t = right
             U, V = symmetric_product(self.source, coupling.apply(G, 1)), G * t
         elif self.stores_product:
-            return FactoredCost.of_product(a, b, self.cross(coupling.to_dense().to(p.dtype)))
+            return FactoredCost.from_product(a, b, self.cross(coupling.to_dense().to(p.dtype)))
         else:
             # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
             plan = coupling.to_dense().to(p.dtype)
@@ -164,7 +164,7 @@ class PairLoss(NamedTuple):
         if self.symmetric:
             return FactoredCost(rows @ self.f1.mT, columns @ self.f2.mT, self.h1 @ plan, self.h2)
         cross = directed_product(partial(matrix_product, self.h1), partial(matrix_product, self.h2), plan)
-        return FactoredCost.of_product(mean_of(self.f1, rows, False), mean_of(self.f2, columns, False), cross)
+        return FactoredCost.from_product(mean_of(self.f1, rows, False), mean_of(self.f2, columns, False), cross)
 
 
 def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:

@@ -144,7 +144,7 @@ def linear_gain(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
 def _above_least(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
     """How far the mean of a row of the cost lies above its smallest entry, over rows drawn by their masses p (N,)."""
     index, weight = sample_evenly(p, LOOKED_AT)
-    some = cost.taken(index, slice(None))
+    some = cost.restrict(index, slice(None))
     share = q / q.sum()
     mean = some.a + some.b @ share - 2 * (some.U @ (some.V.T @ share))
     mean = mean if some.extra is None else mean + some.extra @ share

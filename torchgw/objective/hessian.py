@@ -42,7 +42,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.kernels.blocks import blocks
 from torchgw.objective.curvature import Curvature
-from torchgw.sinkhorn.implicit import Answer, Response
+from torchgw.sinkhorn.implicit import PlanSensitivity, Response
 
 FLAT = 0.05  # an eigenvalue up to which a plan slides next to free of cost, and whose sign a solve may leave open
 PAIRS_AT_ONCE, POINTS_AT_ONCE = 256, 2**13  # products of factors that the plan is multiplied with, and points
@@ -133,7 +133,7 @@ class Hessian:
     def rounding(self, V: Tensor) -> Tensor:
         return self.respond.tol * (self._unheld @ V.square())
 
-    def change(self, v: Tensor) -> Answer:
+    def change(self, v: Tensor) -> PlanSensitivity:
         """W of a vector (n,), with its sums."""
         return self.respond(self.curvature.spread(v / self.weight))
 

@@ -274,7 +274,7 @@ class MatchingGradient:
         if int(plan.count_nonzero()) > FEW_ENTRIES * plan.numel():
             return self.exact(coupling, p, q)
         ends = (self.exact.a, self.exact.b) if q is None else self.means(p, q)
-        return FactoredCost.of_product(*ends, self._product(plan))
+        return FactoredCost.from_product(*ends, self._product(plan))
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The row (N,) and column (K,) terms of the cost of a plan with these marginals."""

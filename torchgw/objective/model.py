@@ -30,7 +30,7 @@ from torchgw.objective.divergence import kl, negentropy, relative_entropy, squar
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import Carrier, Coupling
 
@@ -130,7 +130,7 @@ class Model:
         return self.p.log2(), self.q.log2()
 
     @cached_property
-    def _hard_sides(self) -> dict[torch.dtype, tuple[Side, Side]]:
+    def _hard_sides(self) -> dict[torch.dtype, tuple[MarginalConstraint, MarginalConstraint]]:
         """Sides that were made before, on the device of the masses; of balanced problems only."""
         return {}
 
@@ -185,7 +185,7 @@ class Model:
 
     def taken(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
         """The restriction of the model to some points, given by their indices (n,), (k,), with masses of their own."""
-        cost, penalty = (None if side is None else side.taken(rows, columns) for side in (self.cost, self.penalty))
+        cost, penalty = (None if side is None else side.restrict(rows, columns) for side in (self.cost, self.penalty))
         return replace(self.on(p, q, cost, penalty), points=None, groups=None)
 
     def linear(self, dtype: torch.dtype) -> FactoredCost | None:
@@ -196,29 +196,31 @@ class Model:
             return None
         return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
 
-    def sides(self, epsilon: float | Tensor, cost: FactoredCost, dtype: torch.dtype) -> tuple[Side, Side]:
+    def sides(
+        self, epsilon: float | Tensor, cost: FactoredCost, dtype: torch.dtype
+    ) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
         if self.fixed:
             return self.hard_sides(dtype)
         log_p, log_q = (side.to(dtype) for side in self.logs)
         return self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
 
-    def hard_sides(self, dtype: torch.dtype) -> tuple[Side, Side]:
+    def hard_sides(self, dtype: torch.dtype) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Those of a balanced problem, the same for every cost and epsilon."""
         if dtype not in self._hard_sides:
             log_p, log_q = self.logs
-            self._hard_sides[dtype] = Side(log_p.to(dtype)), Side(log_q.to(dtype))
+            self._hard_sides[dtype] = MarginalConstraint(log_p.to(dtype)), MarginalConstraint(log_q.to(dtype))
         return self._hard_sides[dtype]
 
     def sides_of(
         self, log_p: Tensor, log_q: Tensor, epsilon: float | Tensor, row_offset: Tensor, column_offset: Tensor
-    ) -> tuple[Side, Side]:
+    ) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of these masses, whose costs have these row (..., N) and column (..., K) terms in units of the score.
 
         ``epsilon`` may be one number for each problem of a batch.
         """
         if self.marginals.balanced:
-            return Side(log_p), Side(log_q)
+            return MarginalConstraint(log_p), MarginalConstraint(log_q)
         (row, column), total = self.marginals.weights, self.marginals.total
         return _side(log_p, row, epsilon, row_offset, total), _side(log_q, column, epsilon, column_offset, total)
 
@@ -328,15 +330,17 @@ def divergences(
     return single, double
 
 
-def _side(log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor, total: float | None) -> Side:
+def _side(
+    log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor, total: float | None
+) -> MarginalConstraint:
     """One side, whose marginal the divergence of weight rho holds; infinite is exactly."""
     offset = offset.to(log_mass.dtype)
     if rho == math.inf or rho < SMALLEST_RHO:
-        return Side(log_mass, float(rho == math.inf), offset, total)
+        return MarginalConstraint(log_mass, float(rho == math.inf), offset, total)
     if isinstance(epsilon, Tensor):
         weak = (epsilon / rho)[..., None]
-        return Side(log_mass, 1 / (1 + weak), offset, total, weak)
-    return Side(log_mass, damping(rho, epsilon), offset, total)
+        return MarginalConstraint(log_mass, 1 / (1 + weak), offset, total, weak)
+    return MarginalConstraint(log_mass, damping(rho, epsilon), offset, total)
 
 
 def largest_loss(loss: SeparableLoss) -> float:

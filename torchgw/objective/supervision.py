@@ -117,7 +117,7 @@ class Supervision:
             parts.append(_labels(x, y, values))
             groups = (np.unique(x, return_inverse=True)[1], np.unique(y, return_inverse=True)[1])
         if self.mask is not None:
-            parts.append(FactoredCost.stored(torch.from_numpy(1.0 - _allowed(self.mask, (n, k)))))
+            parts.append(FactoredCost.from_matrix(torch.from_numpy(1.0 - _allowed(self.mask, (n, k)))))
         cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
         named = [torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1)]
         if self.forbidden is not None:
@@ -199,7 +199,7 @@ def _known(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
         return FactoredCost(a, b, U, V)
     matrix = a[:, None] + b
     matrix[i, j] = 0.0
-    return FactoredCost.stored(matrix)
+    return FactoredCost.from_matrix(matrix)
 
 
 def _forbidden(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
@@ -208,7 +208,7 @@ def _forbidden(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
     if not factored:
         matrix = torch.zeros(n, k, dtype=torch.float64)
         matrix[i, j] = 1.0
-        return FactoredCost.stored(matrix)
+        return FactoredCost.from_matrix(matrix)
     by_rows = len(torch.unique(i)) <= len(torch.unique(j))
     named, position = torch.unique(i if by_rows else j, return_inverse=True)
     one = torch.zeros(n if by_rows else k, len(named), dtype=torch.float64)

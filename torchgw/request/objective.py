@@ -55,7 +55,7 @@ def check_cost(cost: Any, n: int, k: int) -> tuple[FactoredCost | None, float]:
         cost = FeatureCost(*cost)
     if isinstance(cost, FeatureCost):
         return cost.factored(n, k)
-    return FactoredCost.stored(torch.from_numpy(validate.cost("cost", cost, n, k))), 1.0
+    return FactoredCost.from_matrix(torch.from_numpy(validate.cost("cost", cost, n, k))), 1.0
 
 
 def make_model(

@@ -30,7 +30,7 @@ from torchgw.results.result import GWResult
 from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.threads import threads_for
-from torchgw.sinkhorn.implicit import pieces
+from torchgw.sinkhorn.implicit import iterate_entries
 from torchgw.solvers.hessian import hessian_of
 from torchgw.types import Array, RandomState
 
@@ -99,7 +99,7 @@ class PlanMode:
             raise ValueError(f"V must be values of the {k} target points, (K,) or (K, d), got shape {given.shape}")
         values = torch.from_numpy(given.reshape(k, -1)).to(self.vector.device)
         found = values.new_zeros(len(respond.sums[0]), values.shape[1])
-        for rows, columns, block in pieces(self.hessian.change(self.vector).change):
+        for rows, columns, block in iterate_entries(self.hessian.change(self.vector).change):
             found[rows] = block @ values[columns]
         mass = respond.sums[0][:, None]
         found = torch.where(mass > 0, found / mass, 0.0) * (respond.sums[0].sum() / self._read[3])
@@ -112,7 +112,7 @@ class PlanMode:
         n, respond = self.hessian.respond.plan.shape[0], self.hessian.respond
         share = torch.empty(n, dtype=torch.float64, device=self.vector.device)
         gains, loses = (torch.empty_like(share, dtype=torch.int64) for _ in range(2))
-        for rows, columns, block in pieces(self.hessian.change(self.vector).change):
+        for rows, columns, block in iterate_entries(self.hessian.change(self.vector).change):
             share[rows] = block.abs().sum(1) / 2
             gains[rows], loses[rows] = columns[block.argmax(1)], columns[block.argmin(1)]
         rows, size = respond.sums[0], float(share.sum())

@@ -31,9 +31,9 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.initial_guesses import SHARPNESS, drawn_ahead, random_plans, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import cooled, rescale
-from torchgw.sinkhorn.scaling import balance, scaled
-from torchgw.sinkhorn.sides import Side, log_total, translation
+from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
+from torchgw.sinkhorn.scaling import balance, scale_plans
+from torchgw.sinkhorn.sides import MarginalConstraint, log_total, translation
 from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks, looked_at, unlikeness
 from torchgw.types import DistanceProvider
 
@@ -174,13 +174,13 @@ class LandmarkProblem:
         """Base-2 logarithms of the masses."""
         return self.x.mass.log2(), self.y.mass.log2()
 
-    def first_sides(self) -> tuple[Side, Side]:
+    def first_sides(self) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
         total = self.model.marginals.total
         p, q = self.logs if total else (share.log2() for share in self.shares)
-        return Side(p, total=total), Side(q, total=total)
+        return MarginalConstraint(p, total=total), MarginalConstraint(q, total=total)
 
-    def linearised(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, Side, Side]:
+    def linearised(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
         model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
         cost = self.loss.cost(plans, rows, columns)
@@ -345,7 +345,7 @@ def cooled_basins(begun: Sequence[Begun], n_kept: int) -> list[list[CoarseBasin]
     ends = []
     for problem, batch, places, now, epsilon, _ in begun:
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
-        falls = [cooled(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
+        falls = [interpolate_epsilon(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = sent(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
         ends.append(_cooled(problem.alone, batch, places, steps, n_kept))
     found = []
@@ -382,7 +382,7 @@ def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> B
     score, count = costs.mul(-SHARPNESS * LOG2E), len(costs)
     f, g = (side.expand(count, -1) for side in problem.logs)
     row, column = problem.first_sides()
-    if row.hard and column.hard:
+    if row.is_hard and column.is_hard:
         plan, _, _ = problem.solve(score, row.log_mass, column.log_mass, f, g, FIRST_ITERATIONS)
     else:
         plan, _, _ = _solve(score, row, column, f, g, FIRST_ITERATIONS)
@@ -407,26 +407,28 @@ def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_ou
             plan, f, g = problem.solve(cost.stored_score(epsilon), log_p, log_q, f, g, n_inner)
             continue
         score, row, column = problem.linearised(plan, epsilon)
-        f, g = row.settled(plan.sum(-1), f), column.settled(plan.sum(-2), g)
+        f, g = row.potential_from_sums(plan.sum(-1), f), column.potential_from_sums(plan.sum(-2), g)
         plan, f, g = _solve(score, row, column, f, g, n_inner)
     return Batch(plan, f, g, epsilon)
 
 
-def _solve(score: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor, Tensor]:
+def _solve(
+    score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """A half-step of each side in the log domain, the rest by scaling, where a side is not hard; plans and their
     potentials."""
-    if column.relaxed:
+    if column.has_divergence:
         f = row.potential(logsumexp2_(score + g[..., None, :], -1))
     g = column.potential(logsumexp2_(score + f[..., :, None], -2))
     softmin = logsumexp2_(score + g[..., None, :], -1)
     f = row.potential(softmin)
-    if row.relaxed or column.relaxed:
+    if row.has_divergence or column.has_divergence:
         t, s = translation(row, column, f, g, log_total(f + softmin))
         f, g = f + t, g + s
     kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
     u, v = balance(kernel, row, column, f, g, n_iter - 1)
-    plan, f, g = scaled(kernel, u, v), f + u.log2(), g + v.log2()
-    if row.relaxed or column.relaxed:
+    plan, f, g = scale_plans(kernel, u, v), f + u.log2(), g + v.log2()
+    if row.has_divergence or column.has_divergence:
         t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
         plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
     return plan, f, g

@@ -34,7 +34,7 @@ from torchgw.search.anneal import (
     at_rest,
     cooled_basins,
 )
-from torchgw.sinkhorn.loop import cooled
+from torchgw.sinkhorn.loop import interpolate_epsilon
 
 CROSSED = "mean of two ends"
 PARENTS, ROUNDS, STALE, FALL = 20, 10, 2, 0.001
@@ -115,7 +115,7 @@ def crossed_basins(
     """The distinct optima that crossing leads to from plans (B, L, L') between landmarks, lowest energy first, at most
     ``n_kept``. The plans are written over. No start led to any of these optima, so their counts are zero."""
     unit, mass = problem.unit, problem.x.mass
-    levels = [max(cooled(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
+    levels = [max(interpolate_epsilon(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
     together = max(MOST_ENTRIES // plans[0].numel(), 1)
 
     def ends(plans: Tensor, levels: list[float]) -> list[Annealed]:

@@ -79,7 +79,7 @@ def _lifted(
     def score(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
         """The score between some points and landmarks, up to row and column terms."""
         part = FactoredCost(U.new_empty(len(U)), V.new_empty(len(V)), U, V)
-        return weights.applied(part, None if linear is None else linear.taken(rows, columns)).stored_score(epsilon)
+        return weights.applied(part, None if linear is None else linear.restrict(rows, columns)).stored_score(epsilon)
 
     linear, every = whole.linear(U.dtype), (slice(None), slice(None))
     D, E = loss_factors(model.loss, x.distances, y.distances)

@@ -38,8 +38,8 @@ from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import likeness
-from torchgw.sinkhorn.scaling import balance, scaled
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.scaling import balance, scale_plans
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.proximal import levels, proximal_steps
 from torchgw.spaces.shortest_paths import hop_distances
 from torchgw.types import DistanceProvider
@@ -211,7 +211,7 @@ def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tens
     loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.directed), p[:, None] * q
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
-    score = lambda plan, epsilon: loss.cost(plan, p, q).centred(epsilon)[0].stored_score(epsilon)  # noqa: E731
+    score = lambda plan, epsilon: loss.cost(plan, p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
     return flush_small(proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_())
 
 
@@ -273,9 +273,9 @@ COSTLY = frozenset(
 
 def plan_of(cost: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """The plan (N, K) of a cost whose mean is one, blurred, and of masses of sum one."""
-    row, column = Side(p.log2()), Side(q.log2())
+    row, column = MarginalConstraint(p.log2()), MarginalConstraint(q.log2())
     score = cost * (-SHARPNESS * LOG2E)
     score = score - score.amax(1, keepdim=True)
     kernel = (score.clamp_min_(SMALLEST_EXPONENT) + row.log_mass[:, None] + column.log_mass).exp2_()
     u, v = balance(kernel, row, column, row.log_mass, column.log_mass, ITERATIONS)
-    return scaled(kernel, u, v)
+    return scale_plans(kernel, u, v)

@@ -45,14 +45,14 @@ class FactoredCost:
         return cls(a, b, U, V)
 
     @classmethod
-    def stored(cls, matrix: Tensor, a: Tensor | None = None, b: Tensor | None = None) -> FactoredCost:
+    def from_matrix(cls, matrix: Tensor, a: Tensor | None = None, b: Tensor | None = None) -> FactoredCost:
         """A cost (N, K) that has no factors, with these row (N,) and column (K,) terms besides, or none."""
         (n, k), zeros = matrix.shape, matrix.new_zeros
         return cls(zeros(n) if a is None else a, zeros(k) if b is None else b, zeros(n, 0), zeros(k, 0), matrix)
 
     @classmethod
-    def of_product(cls, a: Tensor, b: Tensor, product: Tensor) -> FactoredCost:
-        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), centred in place as factors are by `centred`."""
+    def from_product(cls, a: Tensor, b: Tensor, product: Tensor) -> FactoredCost:
+        """a 1^T + 1 b^T - 2 P for a stored P (..., N, K), centred in place as factors are by `centre_factors`."""
         row = product.mean(-1)
         column = product.mean(-2) - row.mean(-1, keepdim=True)
         extra = product.sub_(row[..., None]).sub_(column[..., None, :]).mul_(-2)
@@ -67,8 +67,8 @@ class FactoredCost:
         return cls(
             _sum([part.a for part in parts]),
             _sum([part.b for part in parts]),
-            _beside([part.U for part in parts]),
-            _beside([part.V for part in parts]),
+            _concatenate_factors([part.U for part in parts]),
+            _concatenate_factors([part.V for part in parts]),
             _sum(extras) if extras else None,
         )
 
@@ -81,7 +81,7 @@ class FactoredCost:
             a, b, U = torch._foreach_mul((self.a, self.b, self.U), weight)
         return FactoredCost(a, b, U, self.V, extra)
 
-    def centred(self, epsilon: float | Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
+    def centre_factors(self, epsilon: float | Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
         """The same cost with U and V centred, and the row (N,) and column (K,) terms r, c this takes off the score.
 
         2 U V^T log2(e) / epsilon = 2 U' V'^T log2(e) / epsilon + r 1^T + 1 c^T, so potentials f, g of the score as it
@@ -99,7 +99,7 @@ class FactoredCost:
         extra = None if self.extra is None else self.extra.mT
         return FactoredCost(self.b, self.a, self.V, self.U, extra)
 
-    def taken(self, rows: Tensor | slice, columns: Tensor | slice) -> FactoredCost:
+    def restrict(self, rows: Tensor | slice, columns: Tensor | slice) -> FactoredCost:
         """The cost between the points ``rows`` and ``columns``, given by their indices."""
         extra = None if self.extra is None else self.extra[rows][:, columns]
         return FactoredCost(self.a[rows], self.b[columns], self.U[rows], self.V[columns], extra)
@@ -107,11 +107,11 @@ class FactoredCost:
     def to(self, to: torch.dtype | torch.device) -> FactoredCost:
         """The same cost in another dtype, or on another device."""
 
-        def moved(part: Tensor) -> Tensor:
+        def move(part: Tensor) -> Tensor:
             return sent(part, to) if isinstance(to, torch.device) else part.to(to)
 
-        extra = None if self.extra is None else moved(self.extra)
-        return FactoredCost(moved(self.a), moved(self.b), moved(self.U), moved(self.V), extra)
+        extra = None if self.extra is None else move(self.extra)
+        return FactoredCost(move(self.a), move(self.b), move(self.U), move(self.V), extra)
 
     def rows(self, where: slice | Tensor) -> Tensor:
         """C[where], shape (len, K)."""
@@ -151,7 +151,7 @@ class FactoredCost:
         found: Tensor = torch.linalg.vecdot(self.a, row) + torch.linalg.vecdot(self.b, column)
         return torch.sub(found, cross, alpha=2)
 
-    def scored(self, overlap: Tensor, epsilon: float | Tensor, row: Tensor, column: Tensor) -> Tensor:
+    def expectation_from_score(self, overlap: Tensor, epsilon: float | Tensor, row: Tensor, column: Tensor) -> Tensor:
         """<C, T> (...) likewise, from <score, T> at ``epsilon`` of the stored score."""
         return self.expectation(overlap * (epsilon * LN2 / 2), row, column)
 
@@ -167,7 +167,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return sum(parts[1:], parts[0])
 
 
-def _beside(parts: list[Tensor]) -> Tensor:
+def _concatenate_factors(parts: list[Tensor]) -> Tensor:
     """Factors (..., N, r) of several costs as the columns of one; some may lack the batch dimensions."""
     if len(parts) == 1:
         return parts[0]

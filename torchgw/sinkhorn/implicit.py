@@ -51,7 +51,7 @@ LINEAR_TOLERANCE = 1e-12
 INVERSE_STEPS = 6
 
 
-class Product(BlockCoupling):
+class HadamardProduct(BlockCoupling):
     """The entrywise product T o Z / scale of a coupling and a factored matrix, in blocks of rows."""
 
     def __init__(self, coupling: BlockCoupling, matrix: FactoredCost, scale: float) -> None:
@@ -64,21 +64,21 @@ class Product(BlockCoupling):
     def tensors(self) -> dict[str, Tensor]:
         return self.coupling.tensors()
 
-    def times(self, mass: float) -> Product:
-        return Product(self.coupling, self.matrix, self.scale / mass)
+    def times(self, mass: float) -> HadamardProduct:
+        return HadamardProduct(self.coupling, self.matrix, self.scale / mass)
 
 
-def pieces(change: BlockCoupling) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
+def iterate_entries(change: BlockCoupling) -> Iterator[tuple[Tensor | slice, Tensor, Tensor]]:
     """The entries of a change: some rows, the columns (k,) where they have entries, and these (n, k)."""
     every = torch.arange(change.shape[1], device=change.device)
-    if isinstance(change, Product) and isinstance(change.coupling, TiledCoupling):
+    if isinstance(change, HadamardProduct) and isinstance(change.coupling, TiledCoupling):
         for rows, columns, block, _ in change.coupling.row_tiles():
-            yield rows, columns, block.mul_(change.matrix.taken(rows, columns).rows(slice(None))).div_(change.scale)
+            yield rows, columns, block.mul_(change.matrix.restrict(rows, columns).rows(slice(None))).div_(change.scale)
     else:
         yield from ((rows, every, block) for rows, block in change.blocks())
 
 
-class Answer(NamedTuple):
+class PlanSensitivity(NamedTuple):
     """The sensitivity of a plan to its cost, in the direction -R.
 
     Attributes
@@ -96,7 +96,7 @@ class Answer(NamedTuple):
     c: Tensor
 
 
-def _filled(system: Tensor, *null: Tensor | None) -> Tensor:
+def _fill_null_space(system: Tensor, *null: Tensor | None) -> Tensor:
     """A matrix (n, n) with the eigenvalue 1 in place of 0 along directions (n, d)."""
     found = system.clone()
     for vectors in null:
@@ -152,13 +152,13 @@ class Response:
         closed = all(self._hard)
         self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
 
-    def __call__(self, matrix: FactoredCost) -> Answer:
+    def __call__(self, matrix: FactoredCost) -> PlanSensitivity:
         """For R, a factored matrix."""
         if isinstance(self.plan, DenseCoupling):
             product = matrix.rows(slice(None)).mul_(self.plan.plan)
             r, s = product.sum(1), product.sum(0)
         else:
-            r, s = self._sums_of(matrix)
+            r, s = self._product_sums(matrix)
         a, b, c = self.solve(r, s)
         (mu, nu), e = self.sums, self.epsilon
         rows, columns = (
@@ -176,13 +176,13 @@ class Response:
             change = DenseCoupling(product.div_(e))
         else:
             projected = FactoredCost(matrix.a - a - c, matrix.b - b, matrix.U, matrix.V, matrix.extra)
-            change = Product(self.plan, projected, e)
-        return Answer(change, rows, columns, a, b, c)
+            change = HadamardProduct(self.plan, projected, e)
+        return PlanSensitivity(change, rows, columns, a, b, c)
 
-    def _sums_of(self, matrix: FactoredCost) -> tuple[Tensor, Tensor]:
+    def _product_sums(self, matrix: FactoredCost) -> tuple[Tensor, Tensor]:
         """(T o R) 1 and its transpose from products with the plan."""
         if matrix.extra is not None:
-            product = Product(self.plan, matrix, 1.0)
+            product = HadamardProduct(self.plan, matrix, 1.0)
             return product.marginal(1), product.marginal(0)
         (mu, nu), plan = self.sums, self.plan
         TV = plan.apply(torch.cat((matrix.b[:, None], matrix.V), 1), 1)
@@ -195,14 +195,14 @@ class Response:
         """a (N,), b (K,), c () of the system at the head of the file with these right-hand sides."""
         first, second = (r, s) if self.axis else (s, r)
         reduced = first * self._ratio
-        right = self._root * (second - self._back(reduced))
+        right = self._root * (second - self._apply_transpose(reduced))
         if self.total:
             rest = (first.sum() - self._mu @ reduced) / self._mass.sqrt()
             right = torch.cat((right, rest[None]))
-        right = self._projected(right)
-        x = self._direct(right) if self.factor is not None else self._iterated(right)
-        own, c = self._unpacked(x)
-        other = reduced - self._ratio * (self._times(own) + self._mu * c)
+        right = self._project(right)
+        x = self._solve_directly(right) if self.factor is not None else self._solve_iteratively(right)
+        own, c = self._unpack(x)
+        other = reduced - self._ratio * (self._apply_plan(own) + self._mu * c)
         return (other, own, c) if self.axis else (own, other, c)
 
     def operator(self, x: Tensor) -> Tensor:
@@ -225,13 +225,13 @@ class Response:
     def spectrum(self) -> Spectrum:
         """Its slow directions, without the constants."""
         if self.smooth is not None:
-            return self._within(self.smooth)
+            return self._spectrum_within(self.smooth)
         like = self._root if not self.total else torch.cat((self._root, self._root.new_ones(1)))
         size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
         start = random_like(like) * (like > 0)
         return slow_directions(self.operator, start, min(self.n_lanczos, size), self._constant)
 
-    def _within(self, functions: Tensor) -> Spectrum:
+    def _spectrum_within(self, functions: Tensor) -> Spectrum:
         """What of its spectrum the span of functions (n, d) shows."""
         found = torch.where(self._root > 0, 1 / self._root, 0.0)[:, None] * functions
         if self.total:
@@ -244,20 +244,22 @@ class Response:
         return Spectrum(values, basis @ turn, float(values[0]), max(float(values[-1]), 1.0))
 
     @cached_property
-    def smallest(self) -> float:
+    def smallest_eigenvalue(self) -> float:
         """The smallest eigenvalue: by inverse iteration where the system is factored, else as far as Lanczos saw it."""
         if self.factor is None:
             return self.spectrum.smallest
-        x, size = self._projected(random_like(self.factor[0])), 1.0
+        x, size = self._project(random_like(self.factor[0])), 1.0
         for _ in range(INVERSE_STEPS):
-            x = self._projected(self._direct(x / torch.linalg.vector_norm(x)))
+            x = self._project(self._solve_directly(x / torch.linalg.vector_norm(x)))
             size = float(torch.linalg.vector_norm(x))
         return min(self.spectrum.smallest, 1 / size)
 
     @property
     def condition(self) -> float:
         """The condition number of the Schur complement: errors grow by up to as much when the system is solved."""
-        return self.spectrum.largest / max(self.smallest, torch.finfo(torch.float64).eps * self.spectrum.largest)
+        return self.spectrum.largest / max(
+            self.smallest_eigenvalue, torch.finfo(torch.float64).eps * self.spectrum.largest
+        )
 
     @property
     def relaxation(self) -> float:
@@ -274,7 +276,7 @@ class Response:
         scaled *= self._ratio.sqrt()[:, None]
         system = torch.eye(len(self._root), dtype=plan.dtype, device=plan.device).addmm_(scaled.T, scaled, alpha=-1.0)
         if self.total:
-            beside = self._root * (self._nu - self._back(self._ratio * self._mu)) / self._mass.sqrt()
+            beside = self._root * (self._nu - self._apply_transpose(self._ratio * self._mu)) / self._mass.sqrt()
             corner = 1 - self._mu @ (self._ratio * self._mu) / self._mass
             above = torch.cat((system, beside[:, None]), 1)
             system = torch.cat((above, torch.cat((beside, corner[None]))[None]))
@@ -283,70 +285,70 @@ class Response:
     @property
     def factor(self) -> Tensor | None:
         """Its Cholesky factor, null directions filled in; None without one."""
-        return self._resolved[0]
+        return self._factorisation[0]
 
     @property
-    def _unresolved(self) -> Tensor | None:
+    def _null_directions(self) -> Tensor | None:
         """Slow directions (n, d) of which arithmetic says nothing: solutions have no part in them."""
-        return self._resolved[1]
+        return self._factorisation[1]
 
     @cached_property
-    def _resolved(self) -> tuple[Tensor | None, Tensor | None]:
+    def _factorisation(self) -> tuple[Tensor | None, Tensor | None]:
         """The factor and those directions. A plan in parts has several, of which Lanczos sees one at most."""
         least = UNRESOLVED * torch.finfo(self._root.dtype).eps
         values, vectors = self.spectrum.values, self.spectrum.vectors
         lost = values <= least
         if self.system is None:
             return None, vectors[:, lost] if bool(lost.any()) else None
-        system = _filled(self.system, self._constant)
+        system = _fill_null_space(self.system, self._constant)
         if not bool(lost.any()):
             factor, failed = torch.linalg.cholesky_ex(system)
             if not bool(failed):
                 return factor, None
         values, vectors = torch.linalg.eigh(system)
         null = vectors[:, values <= least]
-        factor, failed = torch.linalg.cholesky_ex(_filled(system, null))
+        factor, failed = torch.linalg.cholesky_ex(_fill_null_space(system, null))
         return None if bool(failed) else factor, null
 
-    def _direct(self, right: Tensor) -> Tensor:
+    def _solve_directly(self, right: Tensor) -> Tensor:
         assert self.factor is not None
         return torch.cholesky_solve(right[:, None], self.factor)[:, 0]
 
-    def _iterated(self, right: Tensor) -> Tensor:
+    def _solve_iteratively(self, right: Tensor) -> Tensor:
         """By preconditioned conjugate gradients."""
         found = conjugate_gradients(
-            lambda x: self._projected(self.operator(x)),
-            self._projected(right),  # of the rest there is nothing but rounding
-            self._preconditioned,
+            lambda x: self._project(self.operator(x)),
+            self._project(right),  # of the rest there is nothing but rounding
+            self._precondition,
             tol=max(self.tol, 10 * torch.finfo(right.dtype).eps),
             max_iter=self.max_iter,
         )
         self.n_iter, self.error = self.n_iter + found.n_iter, max(self.error, found.residual)
         return found.x
 
-    def _preconditioned(self, x: Tensor) -> Tensor:
+    def _precondition(self, x: Tensor) -> Tensor:
         """The preconditioner: it maps the resolved smallest eigenvalues to one."""
         slow = self.spectrum.values > UNRESOLVED * torch.finfo(x.dtype).eps
         vectors, values = self.spectrum.vectors[:, slow], self.spectrum.values[slow]
-        return self._projected(x + vectors @ ((1 / values - 1) * (vectors.T @ x)))
+        return self._project(x + vectors @ ((1 / values - 1) * (vectors.T @ x)))
 
-    def _projected(self, x: Tensor) -> Tensor:
-        found = self._without_constant(x)
-        null = self._unresolved
+    def _project(self, x: Tensor) -> Tensor:
+        found = self._remove_constant(x)
+        null = self._null_directions
         return found if null is None else found - null @ (null.T @ found)
 
-    def _without_constant(self, x: Tensor) -> Tensor:
+    def _remove_constant(self, x: Tensor) -> Tensor:
         null = self._constant
         return x if null is None else x - null @ (null.T @ x)
 
-    def _unpacked(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _unpack(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The multipliers of the side that is kept, and of the total."""
         if not self.total:
             return self._root * x, x.new_zeros(())
         return self._root * x[:-1], x[-1] / self._mass.sqrt()
 
-    def _times(self, v: Tensor) -> Tensor:
+    def _apply_plan(self, v: Tensor) -> Tensor:
         return self.plan.apply(v[:, None], self.axis)[:, 0]
 
-    def _back(self, v: Tensor) -> Tensor:
+    def _apply_transpose(self, v: Tensor) -> Tensor:
         return self.plan.apply(v[:, None], 1 - self.axis)[:, 0]

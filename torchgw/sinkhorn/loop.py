@@ -27,7 +27,7 @@ from torchgw.kernels.kernel import relax
 from torchgw.options import AnnealingOptions, SinkhornOptions
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import AsyncNumbers
-from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
+from torchgw.sinkhorn.sides import MarginalConstraint, column_change, log_total, translation
 from torchgw.types import Softmins
 
 
@@ -64,8 +64,8 @@ def largest_potential(f: Tensor, g: Tensor) -> Tensor:
 
 def sinkhorn(
     score: Softmins,
-    row: Side,
-    column: Side,
+    row: MarginalConstraint,
+    column: MarginalConstraint,
     f: Tensor,
     g: Tensor | None = None,
     *,
@@ -86,7 +86,7 @@ def sinkhorn(
     -------
     State whose f is the half-step of its g, and whose residual is its own.
     """
-    if g is not None and column.relaxed and not row.relaxed:
+    if g is not None and column.has_divergence and not row.has_divergence:
         f = row.potential(score.softmin(g, 1))
     softmin = score.softmin(f, 0)
     warm, g = g, column.potential(softmin)
@@ -94,29 +94,36 @@ def sinkhorn(
     if max_iter < 1:
         return SinkhornState(f, g, f.new_full((), float("inf")), 0, warm_residual)
     n_iter, known, weight = min(options.check_every, max_iter), float("inf"), options.relaxation
-    f, g, following, seen = _iterated(score, row, column, f, g, g, n_iter, weight)
+    f, g, following, seen = _run_iterations(score, row, column, f, g, g, n_iter, weight)
     while (count := min(options.check_every, max_iter - n_iter)) > 0:
         # On a GPU the next iterations are on their way while the host reads what the last ones came to.
         reading, ahead = AsyncNumbers(seen), None
         if reading.overlaps:
-            ahead = _iterated(score, row, column, f, g, following, count, weight)
+            ahead = _run_iterations(score, row, column, f, g, following, count, weight)
         last, (known,) = known, reading.values()
         if known <= options.tol:
             return SinkhornState(f, g, known, n_iter, warm_residual)
-        lighter = checked_weight(weight, last, known)
+        lighter = adapt_relaxation(weight, last, known)
         if ahead is None or lighter != weight:
-            weight, ahead = lighter, _iterated(score, row, column, f, g, following, count, lighter)
+            weight, ahead = lighter, _run_iterations(score, row, column, f, g, following, count, lighter)
         (f, g, following, seen), n_iter = ahead, n_iter + count
     return SinkhornState(f, g, seen[0], n_iter, warm_residual)
 
 
 @replayed()
-def _iterated(
-    score: Softmins, row: Side, column: Side, f: Tensor, g: Tensor, following: Tensor, count: int, weight: float
+def _run_iterations(
+    score: Softmins,
+    row: MarginalConstraint,
+    column: MarginalConstraint,
+    f: Tensor,
+    g: Tensor,
+    following: Tensor,
+    count: int,
+    weight: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The f and g of the last of a number of iterations, over-relaxed by a weight but for that one, the g that follows,
     and its residual (1,)."""
-    hard = row.hard and column.hard  # a relaxed marginal may end with less mass than a sweep keeps count of
+    hard = row.is_hard and column.is_hard  # a relaxed marginal may end with less mass than a sweep keeps count of
     for left in reversed(range(count)):
         step, g = weight if left else 1.0, following
         if hard:
@@ -124,7 +131,7 @@ def _iterated(
         else:
             f = relax(f, row.potential(score.softmin(g, 1)), step)
             softmin = score.softmin(f, 0)
-            if row.relaxed or column.relaxed:
+            if row.has_divergence or column.has_divergence:
                 shift, other = translation(row, column, f, g, log_total(g + softmin))
                 f, g, softmin = f + shift, g + other, softmin + shift
         new_g = column.potential(softmin)
@@ -132,12 +139,12 @@ def _iterated(
     return f, g, following, column_change(new_g, g, softmin)[None]
 
 
-def checked_weight(weight: float, last: float, residual: float) -> float:
+def adapt_relaxation(weight: float, last: float, residual: float) -> float:
     """The over-relaxation after a check: half as far above 1 where the residual has risen since the last one."""
     return weight if residual <= last else (1 + weight) / 2
 
 
-def cooled(first: float, last: float, share: float) -> float:
+def interpolate_epsilon(first: float, last: float, share: float) -> float:
     """The temperature after a ``share`` of the geometric descent from ``first`` to ``last``."""
     return float(first * (last / first) ** share)
 
@@ -146,10 +153,10 @@ def epsilon_at(iteration: int, target: float, options: AnnealingOptions) -> floa
     """Epsilon of an outer iteration, counted from 0."""
     if iteration >= options.n_iter:
         return target
-    return cooled(target * options.factor, target, iteration / options.n_iter)
+    return interpolate_epsilon(target * options.factor, target, iteration / options.n_iter)
 
 
-def annealed(iteration: int, target: float, start: float | None, options: AnnealingOptions) -> float:
+def anneal_epsilon(iteration: int, target: float, start: float | None, options: AnnealingOptions) -> float:
     """`epsilon_at` where the start belongs to no epsilon, else the start's own, halved at each iteration."""
     if start is None:
         return epsilon_at(iteration, target, options)

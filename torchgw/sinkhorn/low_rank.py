@@ -88,13 +88,13 @@ def project(
     residual, n_iter = float("inf"), 0
     while True:
         n_iter += 1
-        logs = dual.swept(logs)
+        logs = dual.sweep(logs)
         columns, g = dual.columns(logs), dual.weights(logs)
         residual = float((columns - g).abs().sum())
         if residual <= tol or n_iter >= max_iter:
             break
         logs = dual.newton(logs, columns, g)
-    Q, R = (kernel.scaled(log.exp()) for kernel, log in zip(kernels, logs, strict=True))
+    Q, R = (kernel.scale(log.exp()) for kernel, log in zip(kernels, logs, strict=True))
     return Projection(LowRankFactors(Q, R, g), residual, n_iter)
 
 
@@ -108,7 +108,7 @@ class _Kernel(NamedTuple):
     X: Tensor
     mass: Tensor
 
-    def scaled(self, v: Tensor) -> Tensor:
+    def scale(self, v: Tensor) -> Tensor:
         """diag(u) X diag(v)."""
         return self.X * (self.mass / (self.X @ v))[:, None] * v
 
@@ -138,7 +138,7 @@ class _Dual(NamedTuple):
     log_z: Tensor
     floor: float
 
-    def swept(self, logs: Tensor) -> Tensor:
+    def sweep(self, logs: Tensor) -> Tensor:
         """The best v, v' for the row scalings that belong to the last ones."""
         sums = torch.stack([kernel.sums(log.exp()) for kernel, log in zip(self.kernels, logs, strict=True)]).log()
         return ((self.log_z + sums.sum(0)) / 3).clamp_min(math.log(self.floor)) - sums

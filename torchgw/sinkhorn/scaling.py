@@ -25,15 +25,15 @@ from torchgw.kernels.logsumexp import flush_small
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import AsyncNumbers
-from torchgw.sinkhorn.loop import SinkhornState, checked_weight, largest_potential
-from torchgw.sinkhorn.sides import Side, column_change, log_total, translation
+from torchgw.sinkhorn.loop import SinkhornState, adapt_relaxation, largest_potential
+from torchgw.sinkhorn.sides import MarginalConstraint, column_change, log_total, translation
 from torchgw.types import Score
 
 LARGEST_DRIFT = 40.0
 LARGEST_EXPONENT = 100.0
 CHECKS, FEW_PAIRS = 3, 2**25  # of a GPU in one launch, between so few pairs that the host takes longer over them
 
-Rescaled = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+ScalingUpdate = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Scaler:
     """
 
     score: Score
-    row: Side
-    column: Side
+    row: MarginalConstraint
+    column: MarginalConstraint
     out: Tensor
 
 
-class Scaled(NamedTuple):
+class ScalingState(NamedTuple):
     """The plan diag(u) K diag(v), K in the memory of the scaler.
 
     f, g : base-2 potentials (N,), (K,) that are absorbed in K.
@@ -64,10 +64,10 @@ class Scaled(NamedTuple):
     g: Tensor
     u: Tensor
     v: Tensor
-    seen: Tensor
+    readings: Tensor
 
 
-class Opened(NamedTuple):
+class ScalingRun(NamedTuple):
     """Where an iteration ended, its plan diag(u) K diag(v).
 
     scaled : the plan.
@@ -76,98 +76,108 @@ class Opened(NamedTuple):
     warm_residual : L1 column residual of the warm potentials.
     """
 
-    scaled: Scaled
+    state: ScalingState
     residual: float
     n_iter: int
     warm_residual: float
 
 
 @replayed("out")
-def absorbed(score: Score, row: Side, column: Side, out: Tensor, f: Tensor, g: Tensor) -> Scaled:
+def absorb_potentials(
+    score: Score, row: MarginalConstraint, column: MarginalConstraint, out: Tensor, f: Tensor, g: Tensor
+) -> ScalingState:
     """The potentials after a half-step of each side, absorbed, and the scalings after an iteration."""
     softmin = score.softmin(f, 0)
     before, g = g, column.potential(softmin)
     change = column_change(g, before, softmin)
     softmin = score.softmin(g, 1)
     f = row.potential(softmin)
-    if row.relaxed or column.relaxed:  # while no scaling can overflow by it
+    if row.has_divergence or column.has_divergence:  # while no scaling can overflow by it
         shift, other = translation(row, column, f, g, log_total(f + softmin))
         f, g = f + shift, g + other
     score.absorb(f, g, out)
     first = change.nan_to_num(nan=torch.inf, posinf=torch.inf)[None]
-    plan = Scaled(f, g, torch.ones_like(f), torch.ones_like(g), first)
-    plan = _iterated(score.update_scaling, row, column, out, plan, 1, 1.0)
-    return plan._replace(seen=torch.cat((first, plan.seen)))
+    plan = ScalingState(f, g, torch.ones_like(f), torch.ones_like(g), first)
+    plan = _run_iterations(score.update_scaling, row, column, out, plan, 1, 1.0)
+    return plan._replace(readings=torch.cat((first, plan.readings)))
 
 
 @replayed()
-def _checked(
-    rescaled: Rescaled,
-    row: Side,
-    column: Side,
+def _iterate_to_check(
+    rescaled: ScalingUpdate,
+    row: MarginalConstraint,
+    column: MarginalConstraint,
     kernel: Tensor,
-    last: Scaled,
+    last: ScalingState,
     counts: tuple[int, ...],
     weight: float,
     tol: float,
-) -> Scaled:
+) -> ScalingState:
     """The plan after several numbers of iterations, up to that check by which the host has to do something else: the
     plan is solved, or to be absorbed, or has become worse."""
-    found, goes_on, before = list[Tensor](), None, last.seen.flatten()[-2]
+    found, goes_on, before = list[Tensor](), None, last.readings.flatten()[-2]
     for count in counts:
-        new = _iterated(rescaled, row, column, kernel, last, count, weight)
+        new = _run_iterations(rescaled, row, column, kernel, last, count, weight)
         if goes_on is not None:
             ends = zip(new[2:], (last.u, last.v, found[-1]), strict=True)
-            new = Scaled(last.f, last.g, *(torch.where(goes_on, one, other) for one, other in ends))
+            new = ScalingState(last.f, last.g, *(torch.where(goes_on, one, other) for one, other in ends))
         last = new
-        found.append(last.seen)
+        found.append(last.readings)
         if len(found) < len(counts):
-            residual, drift = last.seen.double()
+            residual, drift = last.readings.double()
             stops = (residual <= tol) | (drift > LARGEST_DRIFT)
             if weight != 1.0:  # which a residual that rises brings down
                 stops |= residual > before
             goes_on, before = ~stops if goes_on is None else goes_on & ~stops, residual
-    return last._replace(seen=torch.stack(found))
+    return last._replace(readings=torch.stack(found))
 
 
-def _iterated(
-    rescaled: Rescaled, row: Side, column: Side, kernel: Tensor, last: Scaled, count: int, weight: float
-) -> Scaled:
-    """The plan after so many iterations more, with what is `Scaled.seen` at the last one, (2,)."""
+def _run_iterations(
+    rescaled: ScalingUpdate,
+    row: MarginalConstraint,
+    column: MarginalConstraint,
+    kernel: Tensor,
+    last: ScalingState,
+    count: int,
+    weight: float,
+) -> ScalingState:
+    """The plan after so many iterations more, with what is `ScalingState.readings` at the last one, (2,)."""
     f, g, u, v, _ = last
     columns = u @ kernel
     for left in reversed(range(count)):
-        if row.relaxed or column.relaxed:
+        if row.has_divergence or column.has_divergence:
             log_mass = (v * columns).sum(-1, keepdim=True).double().log2()
             shift, other = translation(row, column, f + u.log2(), g + v.log2(), log_mass)
             u, v, columns = u * shift.exp2(), v * other.exp2(), columns * shift.exp2()
         if left:
-            v = _scaled(rescaled, column, g, columns, v, weight)
-            u = _scaled(rescaled, row, f, kernel @ v, u, weight)
+            v = _update_scaling(rescaled, column, g, columns, v, weight)
+            u = _update_scaling(rescaled, row, f, kernel @ v, u, weight)
             columns = u @ kernel
-    new_v = _scaled(rescaled, column, g, columns, v, 1.0)
+    new_v = _update_scaling(rescaled, column, g, columns, v, 1.0)
     missed = (columns * (v - new_v)).abs().sum()
-    u = _scaled(rescaled, row, f, kernel @ new_v, u, 1.0)
+    u = _update_scaling(rescaled, row, f, kernel @ new_v, u, 1.0)
     furthest = torch.maximum(u.log2().abs().max(), new_v.log2().abs().max())
-    return Scaled(f, g, u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf))
+    return ScalingState(f, g, u, new_v, torch.stack((missed, furthest)).nan_to_num_(nan=torch.inf, posinf=torch.inf))
 
 
-def _scaled(rescaled: Rescaled, side: Side, f: Tensor, sums: Tensor, old: Tensor, weight: float) -> Tensor:
-    if side.hard:
-        return rescaled(side.filled, sums, old, weight)
-    new = side.scaled(f, sums)
+def _update_scaling(
+    rescaled: ScalingUpdate, side: MarginalConstraint, f: Tensor, sums: Tensor, old: Tensor, weight: float
+) -> Tensor:
+    if side.is_hard:
+        return rescaled(side.positive_mass, sums, old, weight)
+    new = side.scaling(f, sums)
     return new if weight == 1.0 else old * (new / old) ** weight
 
 
 @replayed("out")
-def closed(out: Tensor, last: Scaled) -> tuple[Tensor, Tensor, Tensor]:
+def finish_scaling(out: Tensor, last: ScalingState) -> tuple[Tensor, Tensor, Tensor]:
     """The plan in ``out`` with its scalings, its potentials, and the `largest_potential`."""
-    scaled(out, last.u, last.v)
+    scale_plans(out, last.u, last.v)
     f, g = last.f + last.u.log2(), last.g + last.v.log2()
     return f, g, largest_potential(f, g)
 
 
-def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, max_iter: int) -> SinkhornState:
+def solve_by_scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, max_iter: int) -> SinkhornState:
     """Solve from the warm potentials (f, g) and leave the plan in the scaler's memory; its row sums are those asked
     for.
 
@@ -176,21 +186,21 @@ def scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornOptions, m
     options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
     max_iter : most iterations, those in the log domain included; at least two are done.
     """
-    if scaler.column.relaxed and not scaler.row.relaxed:
+    if scaler.column.has_divergence and not scaler.row.has_divergence:
         f = scaler.row.potential(scaler.score.softmin(g, 1))
-    first = absorbed(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
-    found = opened(scaler, first, options=options, max_iter=max_iter)
-    f, g, largest = closed(scaler.out, found.scaled)
+    first = absorb_potentials(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
+    found = run_scaling(scaler, first, options=options, max_iter=max_iter)
+    f, g, largest = finish_scaling(scaler.out, found.state)
     return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
 
-def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter: int) -> Opened:
-    """Go on from where potentials were `absorbed`, as `scaling` does, whose last step is left."""
+def run_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
+    """Go on from where potentials were `absorb_potentials`, as `solve_by_scaling` does, whose last step is left."""
     score, row, column = scaler.score, scaler.row, scaler.column
     now, change, weight, n_iter = first, None, options.relaxation, 0
     together = CHECKS if scaler.out.is_cuda and scaler.out.numel() <= FEW_PAIRS else 1
 
-    def following(step: int, n_iter: int) -> list[int]:
+    def next_counts(step: int, n_iter: int) -> list[int]:
         """The numbers of iterations to the next checks."""
         counts = list[int]()
         while len(counts) < together and (count := min(every - step % every, max_iter - n_iter)) > 0:
@@ -202,10 +212,14 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
     while True:
         step, n_iter, known, counts = 1, n_iter + 2, float("inf"), [0]
         while True:
-            reading, ahead, after = AsyncNumbers(now.seen), None, following(step + sum(counts), n_iter + sum(counts))
+            reading, ahead, after = (
+                AsyncNumbers(now.readings),
+                None,
+                next_counts(step + sum(counts), n_iter + sum(counts)),
+            )
             if reading.overlaps and after and together == 1:
                 # On a GPU the next iterations are on their way while the host reads what the last ones came to.
-                ahead = _gone_on(scaler, now, after, weight, options.tol)
+                ahead = _continue_scaling(scaler, now, after, weight, options.tol)
             numbers = reading.values()
             if change is None:
                 change = numbers[0]
@@ -214,15 +228,15 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
                 last, known, step, n_iter = known, residual, step + count, n_iter + count
                 solved = residual <= options.tol and drift <= LARGEST_EXPONENT
                 safe = drift <= LARGEST_DRIFT or solved
-                lighter = weight if step == 1 else checked_weight(weight, last, residual)
+                lighter = weight if step == 1 else adapt_relaxation(weight, last, residual)
                 if solved or not safe or lighter != weight:
                     break
-            counts = following(step, n_iter)
+            counts = next_counts(step, n_iter)
             if solved or not safe or not counts:
                 break
             if ahead is None or lighter != weight:
                 weight = lighter
-                ahead = _gone_on(scaler, now, counts, weight, options.tol)
+                ahead = _continue_scaling(scaler, now, counts, weight, options.tol)
             now = ahead
         if safe:
             break
@@ -232,27 +246,29 @@ def opened(scaler: Scaler, first: Scaled, *, options: SinkhornOptions, max_iter:
         if n_iter >= max_iter:
             f = row.potential(score.softmin(g, 1))
             score.absorb(f, g, scaler.out)
-            now = Scaled(f, g, torch.ones_like(f), torch.ones_like(g), now.seen)
+            now = ScalingState(f, g, torch.ones_like(f), torch.ones_like(g), now.readings)
             break
-        now = absorbed(score, row, column, scaler.out, f, g)
+        now = absorb_potentials(score, row, column, scaler.out, f, g)
     assert change is not None
-    return Opened(now, residual, n_iter, change)
+    return ScalingRun(now, residual, n_iter, change)
 
 
-def _gone_on(scaler: Scaler, last: Scaled, counts: list[int], weight: float, tol: float) -> Scaled:
+def _continue_scaling(scaler: Scaler, last: ScalingState, counts: list[int], weight: float, tol: float) -> ScalingState:
     sides = scaler.row, scaler.column
-    return _checked(scaler.score.update_scaling, *sides, scaler.out, last, tuple(counts), weight, tol)
+    return _iterate_to_check(scaler.score.update_scaling, *sides, scaler.out, last, tuple(counts), weight, tol)
 
 
-def scaled(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
+def scale_plans(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """The plans diag(u) K diag(v) in place, of a kernel (..., N, K), u (..., N), v (..., K)."""
     return flush_small(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
 
 
-def balance(kernel: Tensor, row: Side, column: Side, f: Tensor, g: Tensor, n_iter: int) -> tuple[Tensor, Tensor]:
+def balance(
+    kernel: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
+) -> tuple[Tensor, Tensor]:
     """Scalings u (..., N), v (..., K) after ``n_iter`` plain iterations on a batch of plans with potentials f, g."""
     u, v = torch.ones_like(f), torch.ones_like(g)
     for _ in range(n_iter):
-        v = column.scaled(g, torch.matmul(u[..., None, :], kernel)[..., 0, :])
-        u = row.scaled(f, torch.matmul(kernel, v[..., :, None])[..., 0])
+        v = column.scaling(g, torch.matmul(u[..., None, :], kernel)[..., 0, :])
+        u = row.scaling(f, torch.matmul(kernel, v[..., :, None])[..., 0])
     return u, v

@@ -64,16 +64,16 @@ def factored_score(
     (u0, v0), (row, column), grams = _moments(cost.U, cost.V, p, q, unit, ranks)
     # The few numbers of a rank come to the host: factorisations of so small matrices take a GPU longer.
     (near, far), device = fetched(*grams), u0.device
-    (L, L_inverse), (M, M_inverse) = _roots(near), _roots(far)
+    (L, L_inverse), (M, M_inverse) = _gram_roots(near), _gram_roots(far)
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
     to_A, to_B = (sent(side * sigma.sqrt(), device) for side in (L_inverse @ P, M_inverse @ Q.T))
     if len(sigma) == 0:  # all points of a space see the same distances
         to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
     ends = (cost.U, u0, to_A), (cost.V, v0, to_B)
-    (rest,) = fetched(_rest(ends, ranks))
+    (rest,) = fetched(_truncation_bounds(ends, ranks))
     rank = max(int((rest > tolerance).sum()), 1)
     error = float(rest[rank]) if rank < len(rest) else 0.0
-    A, B = _leading(ends, rank, torch.float64 if wide else cost.U.dtype)
+    A, B = _leading_columns(ends, rank, torch.float64 if wide else cost.U.dtype)
     return FactoredScore(A, B, row, column, epsilon, error)
 
 
@@ -83,7 +83,7 @@ def _moments(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Means (r,) of both factors, the terms (N,) and (K,) that taking these off takes off ``unit`` U V^T, and the Gram
     matrices (r, r) that are left."""
-    # Means by mass in float64 make the rank small; `FactoredCost.centred` takes plain ones, in single precision.
+    # Means by mass in float64 make the rank small; `FactoredCost.centre_factors` takes plain ones, in single precision.
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
     u0, v0 = ranks.sum(_mean(U, own_p)), ranks.sum(_mean(V, own_q))
@@ -113,7 +113,7 @@ def _gram(U: Tensor, centre: Tensor, mass: Tensor) -> Tensor:
     return total
 
 
-def _roots(gram: Tensor) -> tuple[Tensor, Tensor]:
+def _gram_roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     """L (r, s) with L L^T the Gram matrix, and its pseudo-inverse transposed; directions that vanish are left out."""
     values, vectors = torch.linalg.eigh(gram)
     keep = values > DEPENDENT * values[-1:].clamp_min(torch.finfo(values.dtype).tiny)
@@ -121,11 +121,11 @@ def _roots(gram: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[:, keep] * root, vectors[:, keep] / root
 
 
-Ends = tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+CentredFactors = tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @replayed()
-def _leading(ends: Ends, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _leading_columns(ends: CentredFactors, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A (N, rank) and B (K, rank) from factors, their means, and what takes these to all columns."""
     (U, u0, to_A), (V, v0, to_B) = ends
     to_A, to_B = to_A[:, :rank], to_B[:, :rank]
@@ -133,7 +133,7 @@ def _leading(ends: Ends, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]
 
 
 @replayed()
-def _rest(ends: Ends, ranks: Ranks) -> Tensor:
+def _truncation_bounds(ends: CentredFactors, ranks: Ranks) -> Tensor:
     """For each rank a bound on the entries of A B^T by the columns from there on, (r,)."""
     one, other = (ranks.most(_norms(*side)) for side in ends)
     return one * other

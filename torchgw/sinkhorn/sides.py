@@ -36,7 +36,7 @@ LARGEST_RATIO, FREE_RATIO = 300.0, 1e15
 
 @storable
 @dataclass(frozen=True)
-class Side:
+class MarginalConstraint:
     """A marginal with its masses and its model: hard, relaxed by a divergence, or bounded.
 
     Attributes
@@ -65,25 +65,25 @@ class Side:
         return torch.isneginf(self.log_mass)
 
     @cached_property
-    def filled(self) -> Tensor:
+    def positive_mass(self) -> Tensor:
         """The masses, the smallest normal number for points without: over sums that are absorbed as zero it is 1."""
         return torch.where(self.empty, _tiny(self.log_mass.dtype), self.mass)
 
     @cached_property
     def ratio(self) -> float | Tensor:
         """epsilon / rho; 0 for a hard or a bounded side, infinite for a free one."""
-        if self.weak is not None or self.hard or self.total is not None:
+        if self.weak is not None or self.is_hard or self.total is not None:
             return 0.0 if self.weak is None else self.weak
         return (1 - self.tau) / self.tau if isinstance(self.tau, Tensor) or self.tau else torch.inf
 
     @cached_property
-    def hard(self) -> bool:
+    def is_hard(self) -> bool:
         """Whether the marginal holds exactly after a half-step."""
         return self.total is None and not isinstance(self.tau, Tensor) and self.tau == 1.0
 
     def potential(self, softmin: Tensor) -> Tensor:
         """The half-step; -inf for points without mass."""
-        if self.hard:
+        if self.is_hard:
             return half_step(self.log_mass, softmin, self.empty)
         if self.total is None:
             new = self.log_mass - self.tau * softmin - self._slack * self._offset(softmin)
@@ -92,14 +92,14 @@ class Side:
             new = self.log_mass + torch.minimum(self._level(x), x) - self._offset(softmin)
         return torch.where(self.empty, self.log_mass, new)
 
-    def scaled(self, f: Tensor, sums: Tensor) -> Tensor:
+    def scaling(self, f: Tensor, sums: Tensor) -> Tensor:
         """The scaling u that takes f to the half-step, from the sums of a plan in which f is absorbed.
 
         1 for points without mass, whose sums are zero once their potential is absorbed; under a relaxed marginal also
         for those that keep so little that a stored plan does not carry it.
         """
-        if self.hard:
-            return self.filled / sums.clamp_min(_tiny(sums.dtype))
+        if self.is_hard:
+            return self.positive_mass / sums.clamp_min(_tiny(sums.dtype))
         if self.total is None:
             kept = self.log_mass - self._slack * (f + self._offset(f))
             new = (kept - self.tau * sums.log2()).exp2()
@@ -111,15 +111,15 @@ class Side:
         return torch.where((sums > SMALLEST_SUM) & ~self.empty, new, 1.0)
 
     @property
-    def relaxed(self) -> bool:
+    def has_divergence(self) -> bool:
         """Whether a divergence holds the marginal."""
-        return self.total is None and not self.hard
+        return self.total is None and not self.is_hard
 
-    def at(self, index: Tensor) -> Side:
+    def restrict(self, index: Tensor) -> MarginalConstraint:
         """The same marginal on some of the points."""
         return replace(self, log_mass=self.log_mass[index], offset=None if self.offset is None else self.offset[index])
 
-    def reached(self, softmin: Tensor, weight: Tensor) -> Tensor:
+    def sums_after_step(self, softmin: Tensor, weight: Tensor) -> Tensor:
         """The sums (n,) of the plan after a half-step; each point stands for the mass ``weight`` (n,) of all points."""
         if self.total is None:
             return (self.potential(softmin) + softmin).exp2()
@@ -127,7 +127,7 @@ class Side:
         level = water_level(x, weight, self.total)
         return (self.log_mass + torch.minimum(level - x, torch.zeros_like(x))).exp2()
 
-    def settled(self, sums: Tensor, otherwise: Tensor, largest: float = LARGEST_RATIO) -> Tensor:
+    def potential_from_sums(self, sums: Tensor, otherwise: Tensor, largest: float = LARGEST_RATIO) -> Tensor:
         """The potential that belongs to sums (..., N) of a solved plan where a divergence holds the marginal.
 
         Half-steps take long to find it where the entropy is weak against the divergence: a shift of a row's potential
@@ -135,7 +135,7 @@ class Side:
         rho / epsilon is above ``largest``: there what sums are off by would be many bits. The default is for sums that
         a few iterations have left.
         """
-        if not self.relaxed:
+        if not self.has_divergence:
             return otherwise
         inverse = torch.as_tensor(1 / self.ratio, dtype=sums.dtype, device=sums.device)
         price = inverse * (self.log_mass - sums.clamp_min(torch.finfo(sums.dtype).tiny).log2())
@@ -149,7 +149,7 @@ class Side:
         phi = (potential + self._offset(potential) - self.log_mass).double()
         exponent = torch.where(self.empty, -torch.inf, self.log_mass.double() - ratio * phi)
         level = logsumexp2(exponent, -1, keepdim=True)
-        return level, 0.0 if free or self.hard else 1 / ratio
+        return level, 0.0 if free or self.is_hard else 1 / ratio
 
     @property
     def _slack(self) -> float | Tensor:
@@ -176,7 +176,9 @@ def log_total(exponent: Tensor) -> Tensor:
     return logsumexp2(exponent, -1, keepdim=True)
 
 
-def translation(row: Side, column: Side, f: Tensor, g: Tensor, log_mass: Tensor) -> tuple[Tensor, Tensor]:
+def translation(
+    row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, log_mass: Tensor
+) -> tuple[Tensor, Tensor]:
     """The best constants (..., 1) to add to f and to g, in closed form, where a divergence holds a side.
 
     Half-steps alone approach them by a factor tau each, which is slow for weak entropies. With cost potentials phi =
@@ -189,9 +191,9 @@ def translation(row: Side, column: Side, f: Tensor, g: Tensor, log_mass: Tensor)
     and 1-D Frank-Wolfe", 2022.
     """
     (level_x, r_x), (level_y, r_y) = row.level_of(f), column.level_of(g)
-    if row.hard:
+    if row.is_hard:
         level, s = level_x, r_y * (level_y - level_x)
-    elif column.hard:
+    elif column.is_hard:
         level = level_y
         s = level - log_mass - r_x * (level_x - level_y)
     else:

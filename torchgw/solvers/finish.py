@@ -21,7 +21,7 @@ from torchgw.runtime.replayed import replayed
 from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import Scaler, absorbed, closed, opened
+from torchgw.sinkhorn.scaling import Scaler, absorb_potentials, finish_scaling, run_scaling
 from torchgw.solvers.inner import Begun, temperatures
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import Start, brought
@@ -49,8 +49,8 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     start = Start(cost, end.f, end.g)
     begun = _begun(kernel, model.constraints, start, ratio, at, low_rank, score, plan)
     scaler = Scaler(kernel.bind(score), begun.row, begun.column, plan)
-    found = opened(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
-    begun = begun._replace(scaled=found.scaled)
+    found = run_scaling(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
+    begun = begun._replace(scaled=found.state)
     rounded, f, g, numbers = _ended(plan, begun, p, q, model.marginals, at)
     largest, *missed = AsyncNumbers(numbers).values()
     require_resolved(largest, epsilon)
@@ -89,9 +89,9 @@ def _begun(
     else:
         score.copy_(centred.stored_score(epsilon))
     bound, f = kernel.bind(score), warm.f
-    if other.relaxed and not one.relaxed:
+    if other.has_divergence and not one.has_divergence:
         f = one.potential(bound.softmin(warm.g, 1))
-    scaled = absorbed(bound, one, other, plan, f, warm.g)
+    scaled = absorb_potentials(bound, one, other, plan, f, warm.g)
     return Begun(replace(centred, extra=None), (row, column), one, other, scaled)
 
 
@@ -101,7 +101,7 @@ def _ended(
 ) -> tuple[PotentialCoupling, Tensor, Tensor, Tensor]:
     """The rounded coupling, the potentials (N,), (K,) of the cost as it was, and the largest potential beside the
     marginal errors that there were (m,)."""
-    f, g, largest = closed(plan, begun.scaled)
+    f, g, largest = finish_scaling(plan, begun.scaled)
     A, B = begun.cost.balanced_score(epsilon)
     factored = PotentialCoupling(A.double(), B.double(), f, g)
     rounded, missed = round_to_marginals(factored, p, q, DenseCoupling(plan), marginals)
@@ -128,7 +128,7 @@ def watched_precision(cost: FactoredCost, epsilon: float, options: GWOptions) ->
 @replayed()
 def _reach(cost: FactoredCost) -> Tensor:
     """How far the scores of the factors of a cost reach (1,), times epsilon."""
-    A, B = cost.centred(1.0)[0].balanced_score(1.0)
+    A, B = cost.centre_factors(1.0)[0].balanced_score(1.0)
     return reach(A, B)[None]
 
 

@@ -31,7 +31,7 @@ from torchgw.options import GWOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import annealed, epsilon_at
+from torchgw.sinkhorn.loop import anneal_epsilon, epsilon_at
 from torchgw.solvers.finish import require_resolved
 from torchgw.solvers.inner import Inner
 from torchgw.solvers.iterate import Check, Loop, iterate
@@ -136,7 +136,7 @@ def descend(
         if cost is None:
             assert state.coupling is not None
             cost = gradient(state.coupling, row)
-        now = annealed(state.n_iter, epsilon, start.epsilon, annealing)
+        now = anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
         found = inner.solved(cost, now, state.end, state.marginals, gradient)
         coupling, end = found.coupling, found.end
         following, marginals, damped = None, None, state.damped

@@ -66,4 +66,4 @@ def _level(plan: BlockCoupling, model: Model) -> FactoredCost | None:
     ]
     a, b = (torch.where(mass > 0, side, 0.0) for side, mass in zip(logs, model.masses, strict=True))
     offset = model.epsilon * model.logarithm
-    return FactoredCost.stored(model.epsilon * plan.plan.clamp_min(tiny).log(), a - offset, b)
+    return FactoredCost.from_matrix(model.epsilon * plan.plan.clamp_min(tiny).log(), a - offset, b)

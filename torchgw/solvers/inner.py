@@ -32,8 +32,8 @@ from torchgw.runtime.scratch import scratches
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Opened, Scaled, Scaler, absorbed, closed, opened
-from torchgw.sinkhorn.sides import LARGEST_RATIO, Side
+from torchgw.sinkhorn.scaling import Scaler, ScalingRun, ScalingState, absorb_potentials, finish_scaling, run_scaling
+from torchgw.sinkhorn.sides import LARGEST_RATIO, MarginalConstraint
 from torchgw.solvers.warm_start import Start, brought
 from torchgw.types import Softmins
 
@@ -54,12 +54,14 @@ class Linear(NamedTuple):
 
     A: Tensor
     B: Tensor
-    row: Side
-    column: Side
+    row: MarginalConstraint
+    column: MarginalConstraint
     extra: Tensor | None = None
 
     @classmethod
-    def of(cls, cost: FactoredCost, epsilon: float | Tensor, row: Side, column: Side) -> Linear:
+    def of(
+        cls, cost: FactoredCost, epsilon: float | Tensor, row: MarginalConstraint, column: MarginalConstraint
+    ) -> Linear:
         """The problem with this cost; its potentials are those of the score 2 U V^T log2(e) / epsilon."""
         extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
         return cls(*cost.balanced_score(epsilon), row, column, extra)
@@ -67,8 +69,8 @@ class Linear(NamedTuple):
     def settled(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
         rows, columns = (side.to(f.dtype) for side in sums)
-        largest = SETTLED_RATIO if self.row.relaxed and self.column.relaxed else LARGEST_RATIO
-        return self.row.settled(rows, f, largest), self.column.settled(columns, g, largest)
+        largest = SETTLED_RATIO if self.row.has_divergence and self.column.has_divergence else LARGEST_RATIO
+        return self.row.potential_from_sums(rows, f, largest), self.column.potential_from_sums(columns, g, largest)
 
 
 class Transported(NamedTuple):
@@ -134,7 +136,7 @@ class StoredInner:
         found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
         ahead = gradient.bare if plan.is_cuda and isinstance(gradient, ExactGradient) else None
-        begun = begun._replace(scaled=found.scaled)
+        begun = begun._replace(scaled=found.state)
         f, g, told, following = _ended(score, plan, begun, terms, masses, marginals, at, ahead)
         return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
 
@@ -143,7 +145,7 @@ class StoredInner:
         score, plan = self._memory(linear.A, len(linear.B))
         first = _first(self.kernel, linear, f, g, score, plan)
         found = self._opened(linear.row, linear.column, first)
-        f, g, largest = closed(plan, found.scaled)
+        f, g, largest = finish_scaling(plan, found.state)
         return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
     def _memory(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -154,9 +156,9 @@ class StoredInner:
             self._score, self._plan = scratches(2, *shape, dtype=like.dtype, device=like.device)
         return self._score, self._plan
 
-    def _opened(self, row: Side, column: Side, first: Scaled) -> Opened:
+    def _opened(self, row: MarginalConstraint, column: MarginalConstraint, first: ScalingState) -> ScalingRun:
         scaler = Scaler(self.kernel.bind(self._score), row, column, self._plan)
-        return opened(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
+        return run_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
 
 
 class Begun(NamedTuple):
@@ -170,9 +172,9 @@ class Begun(NamedTuple):
 
     cost: FactoredCost
     shifts: tuple[Tensor, Tensor]
-    row: Side
-    column: Side
-    scaled: Scaled
+    row: MarginalConstraint
+    column: MarginalConstraint
+    scaled: ScalingState
 
 
 def temperatures(
@@ -209,15 +211,15 @@ def _begun(
 
 
 @replayed("score", "plan")
-def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, plan: Tensor) -> Scaled:
+def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, plan: Tensor) -> ScalingState:
     """A linear problem after its first iteration, its score stored."""
     torch.mm(linear.A, linear.B.T, out=score)
     if linear.extra is not None:
         score += linear.extra
     bound, row, column = kernel.bind(score), linear.row, linear.column
-    if column.relaxed and not row.relaxed:
+    if column.has_divergence and not row.has_divergence:
         f = row.potential(bound.softmin(g, 1))
-    return absorbed(bound, row, column, plan, f, g)
+    return absorb_potentials(bound, row, column, plan, f, g)
 
 
 @replayed("plan")
@@ -232,9 +234,9 @@ def _ended(
     gradient: ExactGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
     """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
-    (p, q), (f, g, largest) = masses, closed(plan, begun.scaled)
+    (p, q), (f, g, largest) = masses, finish_scaling(plan, begun.scaled)
     rounded(plan, p, q, marginals)
-    value = begun.cost.scored(_overlap(score, plan), epsilon, p, q)
+    value = begun.cost.expectation_from_score(_overlap(score, plan), epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
     f, g = torch._foreach_sub((f, g), begun.shifts)
     following = None if gradient is None else gradient.cost(DenseCoupling(plan), p)
@@ -276,7 +278,7 @@ class StreamedInner:
         rounded = round_tiles(self.tiled, plan, p, q, model.marginals, left, right)
         overlap = rounded.core.trace() + (rounded.x @ A.double()) @ (rounded.y @ B.double())
         p, q = model.masses_in(A.dtype)
-        value = centred.scored(overlap.to(A.dtype), epsilon, p, q)
+        value = centred.expectation_from_score(overlap.to(A.dtype), epsilon, p, q)
         told = torch.stack((value, cost.a.abs() @ p + cost.b.abs() @ q, state.largest))
         f, g = torch._foreach_sub((state.f, state.g), shifts)
         known = state.residual, state.n_iter, state.warm_residual

@@ -188,7 +188,7 @@ class ModelForm:
             cost -= self.model.alpha * self.saved * rows.sum()
         if self.linear is not None:
             cost += self.linear / 2
-        return FactoredCost.stored(self._padded(cost).add_(self._constant(plan)))
+        return FactoredCost.from_matrix(self._padded(cost).add_(self._constant(plan)))
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         """C(S) - C(T) (N, K) of two of the form's plans, the first of few entries, from C(T)."""

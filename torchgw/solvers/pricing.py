@@ -125,7 +125,7 @@ class PricedCost:
         c-transform, near which the row potentials (N,) are: about `FEW` times as many as points."""
         cost, k = self.cost, len(dual)
         index = torch.arange(0, len(row_dual), max(len(row_dual) // SAMPLED_ROWS, 1), device=dual.device)
-        sample = cost.taken(index, slice(None)).rows(slice(None)).sub_(dual)
+        sample = cost.restrict(index, slice(None)).rows(slice(None)).sub_(dual)
         sample = sample.sub_(sample.amin(1, keepdim=True)).flatten()
         count = len(index) * FEW * (len(row_dual) + k) // len(row_dual)
         place = min(count, len(sample) - 1)  # GPUs have no deterministic selection

@@ -24,9 +24,9 @@ from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flush_small
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import mean_cost
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.loop import cooled
-from torchgw.sinkhorn.scaling import scaled
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.loop import interpolate_epsilon
+from torchgw.sinkhorn.scaling import scale_plans
+from torchgw.sinkhorn.sides import MarginalConstraint
 
 Score: TypeAlias = Callable[[Tensor, float], Tensor]
 """-C(T) log2(e) / epsilon (..., N, K) of plans T (..., N, K), up to row and column terms."""
@@ -48,12 +48,12 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Ten
 
 def levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int = STEPS) -> list[float]:
     """Epsilons that fall from ``hot`` to ``cold`` times ``unit``, the product plan's energy."""
-    return [unit * cooled(hot, cold, step / (steps - 1)) for step in range(steps)]
+    return [unit * interpolate_epsilon(hot, cold, step / (steps - 1)) for step in range(steps)]
 
 
 def score_of(gradient: Gradient, p: Tensor) -> Score:
     """That of one plan (N, K) at a time, with row sums p (N,)."""
-    return lambda plan, epsilon: gradient(DenseCoupling(plan), p).centred(epsilon)[0].stored_score(epsilon)
+    return lambda plan, epsilon: gradient(DenseCoupling(plan), p).centre_factors(epsilon)[0].stored_score(epsilon)
 
 
 def proximal_steps(
@@ -61,7 +61,7 @@ def proximal_steps(
 ) -> Tensor:
     """A step at each of ``epsilons`` from plans 2^``exponent`` (..., N, K), which is written over by the exponents of
     the plans that they end in; masses p (N,), q (K,) of sum one."""
-    row, column = Side(p.log2()), Side(q.log2())
+    row, column = MarginalConstraint(p.log2()), MarginalConstraint(q.log2())
     plan = flush_small(exponent.exp2())
     v = torch.ones_like(exponent[..., 0, :])
     for epsilon in epsilons:
@@ -71,10 +71,10 @@ def proximal_steps(
         exponent -= exponent.amax(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).min)
         torch.clamp(exponent, min=LOWEST_EXPONENT, out=plan).exp2_()
         for _ in range(ITERATIONS):
-            u = row.scaled(row.log_mass, torch.matmul(plan, v[..., None])[..., 0])
-            v = column.scaled(column.log_mass, torch.matmul(u[..., None, :], plan)[..., 0, :])
+            u = row.scaling(row.log_mass, torch.matmul(plan, v[..., None])[..., 0])
+            v = column.scaling(column.log_mass, torch.matmul(u[..., None, :], plan)[..., 0, :])
         exponent.add_(u.log2()[..., None]).add_(v.log2()[..., None, :])
-        scaled(plan, u, v)
+        scale_plans(plan, u, v)
     return exponent
 
 

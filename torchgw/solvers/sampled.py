@@ -25,7 +25,7 @@ from torchgw.objective.sampled import Memory, memory_of, recall
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.loop import SinkhornState, annealed, epsilon_at, sinkhorn
+from torchgw.sinkhorn.loop import SinkhornState, anneal_epsilon, epsilon_at, sinkhorn
 from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
 from torchgw.solvers.warm_start import Start, coupling_of
@@ -88,7 +88,7 @@ def solve_sampled(
         return SampledState(end=end, coupling=first.coupling(), sampler=memory_of(gradient))
 
     def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
-        end, now = state.end, annealed(state.n_iter, epsilon, start.epsilon, annealing)
+        end, now = state.end, anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
         recall(gradient, state.sampler)
         raw = gradient(state.coupling, row)
         cost, row_term, column_term, f, g = end.at(raw, now, model)
@@ -96,8 +96,8 @@ def solve_sampled(
         row_side, column_side = model.sides(now, cost, row.dtype)
         if not model.fixed:
             sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
-            f, g = row_side.settled(sums[0], f), column_side.settled(sums[1], g)
-        warm = f, g if column_side.relaxed else None
+            f, g = row_side.potential_from_sums(sums[0], f), column_side.potential_from_sums(sums[1], g)
+        warm = f, g if column_side.has_divergence else None
         found = sinkhorn(kernel.bind(score), row_side, column_side, *warm, options=inner, max_iter=inner.max_iter)
         state = replace(
             state,
@@ -111,7 +111,7 @@ def solve_sampled(
             return state, None, None
         last = torch.zeros_like(score) if state.checked is None else state.checked
         change, overlap, rows, columns = compared(last, score, found)
-        expected = cost.scored(overlap, now, rows, columns)
+        expected = cost.expectation_from_score(overlap, now, rows, columns)
         unread = [found.residual] if isinstance(found.residual, Tensor) else []
         value, changed, *read = torch.stack((expected, change, *unread)).tolist()
         residual = found.residual if isinstance(found.residual, float) else read[0]

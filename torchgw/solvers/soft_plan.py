@@ -52,8 +52,8 @@ from torchgw.options import SinkhornOptions
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, scaling
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces import AdjacencyDistances
 from torchgw.types import DistanceProvider
 
@@ -64,7 +64,7 @@ COOLED_ITERATIONS, SOLVED_ITERATIONS = 20, 200  # more of them rank no better
 BYTES = 16  # of a pair in a stored problem: its score in float64, and that of an epsilon and the plan in float32
 
 Spaces = tuple[DistanceProvider, DistanceProvider]
-Solve = Callable[[float, Side, Side, Tensor, Tensor, SinkhornOptions, int], SinkhornState]
+Solve = Callable[[float, MarginalConstraint, MarginalConstraint, Tensor, Tensor, SinkhornOptions, int], SinkhornState]
 
 
 class SoftPlan(NamedTuple):
@@ -194,7 +194,7 @@ def _on_all_pairs(
     rows, columns = plan.marginal(1).double(), plan.marginal(0).double()
     needed = BYTES * math.prod(plan.shape)
     factored = cost.extra is None and cost.U.shape[1] < min(plan.shape)
-    centred, _, _ = cost.centred(epsilon)  # potentials are found in float32
+    centred, _, _ = cost.centre_factors(epsilon)  # potentials are found in float32
     if needed <= max_memory or not factored:
         validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
         found, f, g, missed = solved_stored(centred.stored_score(1.0), rows, columns, epsilon)
@@ -202,7 +202,13 @@ def _on_all_pairs(
         return SoftPlan(DenseCoupling(found, f + unit * (centred.a - a), g + unit * (centred.b - b)), epsilon, missed)
 
     def solve(
-        at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
+        at: float,
+        row: MarginalConstraint,
+        column: MarginalConstraint,
+        f: Tensor,
+        g: Tensor,
+        options: SinkhornOptions,
+        most: int,
     ) -> SinkhornState:
         A, B = (factor.float() for factor in centred.balanced_score(at))
         return sinkhorn(stream_kernel.KERNEL.bind(A, B), row, column, f, g, options=options, max_iter=most)
@@ -216,7 +222,7 @@ def _on_all_pairs(
 def _cooled(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
     """The last of the problems that ``solve`` is given, from a blur, whose potentials are quickly found; in float64."""
     total = rows.sum()
-    row, column = (Side((side / side.sum()).log2().float()) for side in (rows, columns))
+    row, column = (MarginalConstraint((side / side.sum()).log2().float()) for side in (rows, columns))
     f, g = row.log_mass, column.log_mass
     for step in range(COOLING, 0, -1):
         state = solve(epsilon * 2**step, row, column, f, g, COOLED, COOLED_ITERATIONS)
@@ -234,10 +240,16 @@ def solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) 
     plan, cold = (torch.empty_like(score, dtype=torch.float32) for _ in range(2))
 
     def solve(
-        at: float, row: Side, column: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
+        at: float,
+        row: MarginalConstraint,
+        column: MarginalConstraint,
+        f: Tensor,
+        g: Tensor,
+        options: SinkhornOptions,
+        most: int,
     ) -> SinkhornState:
         scaler = Scaler(dense_kernel.KERNEL.bind(torch.div(score, at, out=cold)), row, column, plan)
-        return scaling(scaler, f, g, options=options, max_iter=most)
+        return solve_by_scaling(scaler, f, g, options=options, max_iter=most)
 
     state = _cooled(solve, rows, columns, epsilon)
     found = score.div_(epsilon).add_(state.g)
@@ -299,7 +311,13 @@ def _on_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> 
     values = torch.from_numpy(np.array(W[row.numpy().copy(), column.numpy().copy()])) * (2 * LOG2E)
 
     def solve(
-        at: float, one: Side, other: Side, f: Tensor, g: Tensor, options: SinkhornOptions, most: int
+        at: float,
+        one: MarginalConstraint,
+        other: MarginalConstraint,
+        f: Tensor,
+        g: Tensor,
+        options: SinkhornOptions,
+        most: int,
     ) -> SinkhornState:
         score = EntryScore(row, column, (values / at).float(), plan.shape)
         return sinkhorn(score, one, other, f, g, options=options, max_iter=most)

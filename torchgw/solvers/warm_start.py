@@ -62,7 +62,7 @@ class Start:
         """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
         if self.cost is None or self.epsilon is None:
             return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
-        centred, row, column = self.cost.centred(self.epsilon)
+        centred, row, column = self.cost.centre_factors(self.epsilon)
         return coupling_of(centred, self.f + row, self.g + column, self.epsilon)
 
     def with_rows(self, log_p: Tensor) -> Start:
@@ -70,7 +70,7 @@ class Start:
         plans of any mass, from which no anchors should be drawn. As it is without a cost, or with a stored part."""
         if self.cost is None or self.epsilon is None or self.cost.extra is not None:
             return self
-        centred, row, column = self.cost.centred(self.epsilon)
+        centred, row, column = self.cost.centre_factors(self.epsilon)
         f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + column, 1)
         return Start(self.cost, f - row, self.g, self.epsilon)
 
@@ -82,7 +82,7 @@ class Start:
         part = model.marginals.total is not None and float(model.q.sum()) < float(model.p.sum())
         turned = part or model.marginals.weights[0] < math.inf
         cost, g, mass = (self.cost.T, self.f, model.q) if turned else (self.cost, self.g, model.p)
-        centred, _, column = cost.centred(self.epsilon)
+        centred, _, column = cost.centre_factors(self.epsilon)
         exponent = centred.stored_score(self.epsilon).add_(g + column).mul_(LN2)
         plan = exponent.softmax(1).mul_(mass[:, None])
         return plan.T if turned else plan
@@ -97,7 +97,7 @@ def brought(
     logs: tuple[Tensor, Tensor],
 ) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
     """`Start.at` of potentials of ``ratio`` times this epsilon, with the base-2 logarithms of the masses."""
-    centred, row, column = cost.centred(epsilon)
+    centred, row, column = cost.centre_factors(epsilon)
     f, g = (rescale(side, log, ratio) for side, log in zip((f, g), logs, strict=True))
     f, g = torch._foreach_add((f, g), (row, column))
     return centred, row, column, f, g

@@ -44,7 +44,7 @@ from torchgw.runtime.transfer import fetched
 from torchgw.search.coarsen import CellSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
-from torchgw.sinkhorn.sides import Side
+from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
 from torchgw.solvers.iterate import Loop, State, iterate
@@ -90,7 +90,7 @@ class Ends(NamedTuple):
         a, b = FactoredCost(a, b, a, b).offsets(self.epsilon)
         return a - row, b - column
 
-    def sides(self, model: Model) -> tuple[Side, Side]:
+    def sides(self, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of all points, in the gauge of the score."""
         return model.sides_of(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
 
@@ -283,7 +283,7 @@ def _lifted(
 def _marginal_errors(
     kernel: Kernel,
     factors: tuple[Tensor, Tensor],
-    sides: tuple[Side, Side],
+    sides: tuple[MarginalConstraint, MarginalConstraint],
     potentials: tuple[Tensor, Tensor],
     draws: list[Tensor | torch.Generator | None],
     ranks: Ranks,
@@ -302,7 +302,7 @@ def _marginal_errors(
         softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
         sums = own[index] + softmin.double()
         weight = mass[index] if every else total.expand(len(index)) / len(index)
-        wanted = side.at(index).reached(sums - own[index], weight)
+        wanted = side.restrict(index).sums_after_step(sums - own[index], weight)
         off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
         found += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
     return torch.stack(found)
@@ -361,7 +361,7 @@ def _next(
     assert done.coupling is not None
     assert done.end is not None
     if complete:
-        cost = gradient(done.coupling, p).taken(x.cells.label, y.cells.label)
+        cost = gradient(done.coupling, p).restrict(x.cells.label, y.cells.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = cost_on_points(problem, done.coupling, x, y)

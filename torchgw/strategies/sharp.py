@@ -280,7 +280,7 @@ class _Descent:
             plan = feasible(plan.to(torch.float64, copy=True), p, q)
             between = self._between_factors(first, plan, dual, kept)
         if matched is not None and matched[0].whole:
-            cost = FactoredCost.stored(matched[0].cost, wide.a, wide.b) if leading else None
+            cost = FactoredCost.from_matrix(matched[0].cost, wide.a, wide.b) if leading else None
         elif between is not None and between.exact:
             found, status = between.end, between.status
             plan, dual = found.plan.to_dense(), found.duals[1]
@@ -294,7 +294,7 @@ class _Descent:
             found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.loop())
             plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
-                cost = FactoredCost.stored(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
+                cost = FactoredCost.from_matrix(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
         return self._solution(plan, found.value, status, before, dual, cost)
 
     @cached_property
