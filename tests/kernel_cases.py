@@ -17,7 +17,7 @@ from scipy.sparse import block_diag, csr_matrix, diags, kronsum
 from torch import Tensor
 
 from tests.kernels import factors, log_masses, potential, softmin_oracle, sweep_oracle, transport_oracle, wide
-from torchgw.couplings.potential import largest, plan_product, sampled
+from torchgw.couplings.potential import draw_columns, plan_product, top_k_scores
 from torchgw.datasets import make_spiral
 from torchgw.kernels import softmin_dense
 from torchgw.kernels.kernel import Kernel, make_two_read_sweep
@@ -430,14 +430,14 @@ def transports(device: str, n: int, k: int, rank: int, dtype: torch.dtype) -> No
     moved = plan_product(*on)
     np.testing.assert_allclose(wide(moved)[0], plan @ values, rtol=0, atol=TOLERANCE[dtype] * max(plan.sum(1).max(), 1))
     count = min(4, k)
-    values, columns = largest(on[0], on[1], on[3], count)
+    values, columns = top_k_scores(on[0], on[1], on[3], count)
     expected = a @ b.T + right
     np.testing.assert_allclose(wide(values)[0], -np.sort(-expected, 1)[:, :count], atol=10 * TOLERANCE[dtype])
     found = np.take_along_axis(expected, columns.cpu().numpy(), 1)
     np.testing.assert_allclose(found, wide(values)[0], atol=10 * TOLERANCE[dtype])
     assert all(len(set(row)) == count for row in columns.tolist())
     if k > 1:  # as many as there are, with those that have no mass last
-        everything = largest(on[0], on[1], on[3], k)[1]
+        everything = top_k_scores(on[0], on[1], on[3], k)[1]
         assert all(sorted(row) == list(range(k)) for row in everything.tolist())
 
 
@@ -450,8 +450,8 @@ def draws_follow_the_rows(device: str) -> None:
     B[:, 0] = torch.arange(k) / 2.0
     g = potential(k, torch.float32, 7, spread=1.0, holes=True)
     generator = torch.Generator(device=device).manual_seed(5)
-    drawn = sampled(A.to(device), B.to(device), g.to(device), generator).cpu()
-    again = sampled(A.to(device), B.to(device), g.to(device), generator).cpu()
+    drawn = draw_columns(A.to(device), B.to(device), g.to(device), generator).cpu()
+    again = draw_columns(A.to(device), B.to(device), g.to(device), generator).cpu()
     assert (drawn != again).any()
     for half in (slice(0, rows // 2), slice(rows // 2, rows)):
         weights = torch.exp2(A[half][0] @ B.T + g)

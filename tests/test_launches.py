@@ -18,7 +18,7 @@ from tests.problems import quietly
 from tests.simulated_device import simulated_gpu
 from tests.simulated_kernels import triton_stands_in
 from torchgw import GWOptions, StoppingOptions, estimate, gw_align, gw_pairwise
-from torchgw.couplings.rounding import round_tiles, swept
+from torchgw.couplings.rounding import round_tiles, sweep_tiles
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.softmin_tiles import reference, triton
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
@@ -89,7 +89,7 @@ def parts_of_a_streaming_solve(device: str, kernel: TileKernel) -> dict[str, Cal
         "cells": lambda: bisect(A, 16).cells(4).means(A, p),
         "score": lambda: factored_score(FactoredCost(f, g, A, B), p, q, 1.0, 1e-6).A,
         "tiles": lambda: choose_tiles(A, B, f, g, (p, q), 64, 1e-3)[0].column,
-        "steps": lambda: torch.cat(swept(kernel, A, B, tiles, f, g, p, q)[:2]),
+        "steps": lambda: torch.cat(sweep_tiles(kernel, A, B, tiles, f, g, p, q)[:2]),
         "rounded": lambda: round_tiles(kernel, TiledPlan(A, B, f, g, tiles), p, q).rows,
     }
 

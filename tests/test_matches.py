@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from tests.problems import ROLL, SPIRAL, dense_coupling, generator, potential_coupling, tiled_coupling
 from torchgw import GWResult, gw_align
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, rounded
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, round_digits
 from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.sparse import SparseCoupling
@@ -96,7 +96,7 @@ def test_all_readers_name_the_lowest_of_the_largest_entries(kind: str, shape: tu
     coupling = doubled(KINDS[kind](*shape)) if twice else KINDS[kind](*shape)
     plan = coupling.to_dense()
     n, k = plan.shape
-    order, back = (rounded(each).sort(dim=1, descending=True, stable=True).indices for each in (plan, plan.T))
+    order, back = (round_digits(each).sort(dim=1, descending=True, stable=True).indices for each in (plan, plan.T))
     for count in {1, min(2, k), min(7, k), k}:
         some = torch.tensor([n - 1, 0, n // 2])
         for value, index in (coupling.top_k(count), coupling.top_k(count, torch.arange(n))):
@@ -125,8 +125,8 @@ def test_tiles_of_many_points_are_left_out_by_parts(count: int, monkeypatch: pyt
     order = {name: given[name[:1]][:, 0].argsort() for name in ("A", "B")}
     given |= {"A": 3 * given["A"][order["A"]], "B": 3 * given["B"][order["B"]], "x": 1e-9 * given["x"]}
     coupling, seen = TiledCoupling.of(given), []
-    within = FactoredPlan.within
-    monkeypatch.setattr(FactoredPlan, "within", lambda *on: seen.append(len(on[1]) * len(on[2])) or within(*on))
+    within = FactoredPlan.block_in_tiles
+    monkeypatch.setattr(FactoredPlan, "block_in_tiles", lambda *on: seen.append(len(on[1]) * len(on[2])) or within(*on))
     found = coupling.top_k(count)[1]
     np.testing.assert_array_equal(found, coupling.to_dense().topk(count, dim=1).indices)
     assert count > 2 or sum(seen) < 0.8 * 300 * 400
@@ -208,7 +208,7 @@ def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
 @pytest.mark.parametrize("kind", ["potential", "corrected", "tiled", "separable", "low rank"])
 def test_no_entry_is_above_the_bound_of_its_tile(kind: str) -> None:
     coupling = KINDS[kind](130, 70)
-    for one in (coupling, coupling.turned()):
+    for one in (coupling, coupling.transpose()):
         plan = _factored(one)
         assert plan is not None
         ordered, bounds = one.to_dense()[plan.row_order][:, plan.column_order], plan.bounds()

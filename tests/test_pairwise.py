@@ -416,7 +416,7 @@ def test_pairs_that_are_not_settled_or_fail_are_told(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torchgw.batched.polish.MOST_STEPS", 0)
     with pytest.warns(ConvergenceWarning, match="3 of 3 pairs are unsettled"):
         assert not pairwise(CLOUDS[1:4], tol=1e-6).converged
-    monkeypatch.setattr("torchgw.batched.polish.feasible", lambda plans, p, q: torch.full_like(plans, torch.nan))
+    monkeypatch.setattr("torchgw.batched.polish.make_feasible", lambda plans, p, q: torch.full_like(plans, torch.nan))
     with pytest.warns(ConvergenceWarning, match=r"1 of 1 pairs are failed: no finite value was found"):
         failed = pairwise(CLOUDS[1:3])
     assert np.isnan(failed.values[0])

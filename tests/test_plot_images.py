@@ -113,9 +113,9 @@ def test_a_plot_looks_as_it_did(name: str, result: GWResult) -> None:
 
 
 def test_an_image_of_which_a_third_is_wrong_is_told_apart(result: GWResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = point_labels.leading_group
+    right = point_labels.find_heaviest_group
     monkeypatch.setattr(
-        point_labels, "leading_group", lambda coupling, codes, n: right(coupling, codes[::-1].copy(), n)
+        point_labels, "find_heaviest_group", lambda coupling, codes, n: right(coupling, codes[::-1].copy(), n)
     )
     stored = np.load(IMAGES / "plots.npz")["transfer_labels"].astype(float)
     assert likeness(pixels(DRAWN["transfer_labels"](result)), stored) < ALIKE

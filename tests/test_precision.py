@@ -9,7 +9,7 @@ import torch
 from tests.kernels import factors, softmin_oracle, wide
 from tests.test_continuation import cloud
 from torchgw import GWOptions, PrecisionWarning, SamplingOptions, gw_align
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.datasets import make_spiral
 from torchgw.kernels import precision
 from torchgw.objective.exact import ExactGradient
@@ -67,7 +67,7 @@ def test_plans_that_are_multiplied_have_normal_entries_alone(kind: str, monkeypa
     made = ExactGradient.__call__
 
     def seen(self: ExactGradient, coupling: Coupling, p: torch.Tensor, q: torch.Tensor | None = None) -> FactoredCost:
-        blocks = in_blocks(coupling, "the test").blocks()
+        blocks = as_block_coupling(coupling, "the test").blocks()
         least.extend(float(block[block > 0].min()) for _, block in blocks if block.dtype == torch.float32)
         return made(self, coupling, p, q)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.problems import random_masses, sinkhorn_oracle
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
@@ -145,7 +145,7 @@ def test_rounded_plans_are_feasible_and_near(shape: tuple[int, ...]) -> None:
     p, q = (torch.from_numpy(random_masses(size, rng)) for size in (9, 11))
     plan = p[:, None] * q * torch.from_numpy(rng.uniform(0.9, 1.1, size=shape))
     error = (plan.sum(-1) - p).abs().sum(-1) + (plan.sum(-2) - q).abs().sum(-1)
-    rounded = feasible(plan.clone(), p, q)
+    rounded = make_feasible(plan.clone(), p, q)
     np.testing.assert_allclose(rounded.sum(-1), p.expand(*shape[:-2], -1), atol=1e-15)
     np.testing.assert_allclose(rounded.sum(-2), q.expand(*shape[:-2], -1), atol=1e-15)
     assert float(rounded.min()) >= 0

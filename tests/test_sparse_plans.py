@@ -105,7 +105,7 @@ def test_it_is_a_coupling_of_these_entries(coupling: SparseCoupling, plan: np.nd
     np.testing.assert_array_equal(coupling.to_dense().numpy(), plan)
     np.testing.assert_array_equal(SparseCoupling(**coupling.tensors()).to_dense().numpy(), plan)
     np.testing.assert_array_equal(coupling.times(2.5).to_dense().numpy(), 2.5 * plan)
-    np.testing.assert_array_equal(coupling.turned().to_dense().numpy(), plan.T)
+    np.testing.assert_array_equal(coupling.transpose().to_dense().numpy(), plan.T)
     index = torch.tensor([22, 0, 5, 5])
     np.testing.assert_array_equal(coupling.rows(index).numpy(), plan[index])
     np.testing.assert_array_equal(coupling.rows(slice(3, 9)).numpy(), plan[3:9])

@@ -185,7 +185,7 @@ class _Between(NamedTuple):
         """A plan of points with mass with zeros for all others, (N, K)."""
         found: Array = plan.toarray()
         if self.support is not None:
-            among = DenseCoupling(torch.from_numpy(found)).among(*self.support.sides, self.support.shape)
+            among = DenseCoupling(torch.from_numpy(found)).zero_pad(*self.support.sides, self.support.shape)
             found = among.plan.numpy()
         return found
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import plain
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.kernels import LOG2E
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.sampling import draw
@@ -87,7 +87,7 @@ class Found:
         plan = torch.empty_like(score)
         sides, last = (MarginalConstraint(p.log2()), MarginalConstraint(q.log2())), SinkhornOptions()
         solve_by_scaling(Scaler(kernel.bind(score), *sides, plan), f, g, options=last, max_iter=last.final_max_iter)
-        return feasible(plan, p, q)
+        return make_feasible(plan, p, q)
 
 
 def solve(

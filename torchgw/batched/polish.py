@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw.batched.space import PreparedSpace
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, gap
 from torchgw.objective.exact import ExactGradient
@@ -62,7 +62,7 @@ def polish_batch(
     """Plans (B, n, k), filled up, with column potentials (B, k) in units of cost, on the CPU in float64, polished."""
     spaces = [[pair[side] for pair in sides] for side in (0, 1)]
     (DX, p), (DY, q) = (_stacked(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
-    plans = feasible(torch.nan_to_num(plans), p, q)
+    plans = make_feasible(torch.nan_to_num(plans), p, q)
     DTD = torch.bmm(torch.bmm(DX, plans), DY)  # as `ExactGradient`, of many pairs without mixing them
     energies = -2 * (DTD * plans).sum((1, 2))
     lowest, b = consistent_bound(-2 * DTD, p, q, torch.nan_to_num(duals))

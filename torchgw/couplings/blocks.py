@@ -19,7 +19,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.types import Array, Coupling
 
-HALF = 2**21  # half of the last digit that `rounded` keeps, in those of float64
+HALF = 2**21  # half of the last digit that `round_digits` keeps, in those of float64
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": ON_GPU}
 
 
@@ -50,11 +50,11 @@ class BlockCoupling(ABC):
     def times(self, mass: float) -> BlockCoupling:
         """The coupling with ``mass`` times the mass."""
 
-    def turned(self) -> BlockCoupling:
+    def transpose(self) -> BlockCoupling:
         """The transposed coupling."""
         raise NotImplementedError(f"{type(self).__name__} is no plan of a result")
 
-    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> BlockCoupling:
+    def zero_pad(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> BlockCoupling:
         """The coupling of ``shape`` (N, K) that is this one between the points ``rows`` (n,) and ``columns`` (k,), in
         order; the others have no mass."""
         raise NotImplementedError(f"{type(self).__name__} is no plan of a result")
@@ -117,7 +117,7 @@ class BlockCoupling(ABC):
         return values, index
 
     def argmax(self, axis: int) -> Tensor:
-        return (self if axis == 1 else self.turned()).top_k(1)[1][:, 0]
+        return (self if axis == 1 else self.transpose()).top_k(1)[1][:, 0]
 
     def to_dense(self) -> Tensor:
         out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
@@ -130,7 +130,7 @@ class BlockCoupling(ABC):
         for where, block in self.blocks():
             value, column = block.sort(dim=1, descending=True)
             row = torch.arange(where.start, where.stop, device=block.device)
-            found.add(row, column, value, leading(value, mass * value.sum(1)))
+            found.add(row, column, value, mark_leading_entries(value, mass * value.sum(1)))
         return found.matrix()
 
 
@@ -140,7 +140,7 @@ def largest_entries(block: Tensor, k: int, exact: bool = True) -> tuple[Tensor, 
     Of equal entries the lowest column comes first. Where an entry is computed anew in each block, not ``exact``,
     entries that agree to nine digits are equal: their order must not depend on rounding.
     """
-    compared = block.detach() if exact else rounded(block.detach())
+    compared = block.detach() if exact else round_digits(block.detach())
     if k == 1:
         index = compared.argmax(1, keepdim=True)
         return block.gather(1, index), index
@@ -156,14 +156,14 @@ def largest_entries(block: Tensor, k: int, exact: bool = True) -> tuple[Tensor, 
     return block.gather(1, index).sort(1, descending=True).values, index
 
 
-def rounded(value: Tensor) -> Tensor:
+def round_digits(value: Tensor) -> Tensor:
     """Float64 numbers to nine digits, 30 bits; others as they are."""
     if value.dtype != torch.float64:
         return value
     return value.view(torch.int64).add(HALF).bitwise_and_(~(2 * HALF - 1)).view(torch.float64)
 
 
-def leading(value: Tensor, wanted: Tensor) -> Tensor:
+def mark_leading_entries(value: Tensor, wanted: Tensor) -> Tensor:
     """Which of the entries ``value`` (n, k), descending along each row, are the fewest that sum to ``wanted`` (n,)."""
     return (cumulative_sum(value, 1) - value < wanted[:, None]) & (value > 0)
 
@@ -194,7 +194,7 @@ class SparseEntries:
         return found
 
 
-def in_blocks(coupling: Coupling, reader: str) -> BlockCoupling:
+def as_block_coupling(coupling: Coupling, reader: str) -> BlockCoupling:
     """The coupling itself, where ``reader`` can read it: only the library's own have blocks of rows."""
     if not isinstance(coupling, BlockCoupling):
         raise TypeError(f"{reader} knows the library's own couplings, got {type(coupling).__name__}")
@@ -227,7 +227,7 @@ class DenseCoupling(BlockCoupling):
     def to_dense(self) -> Tensor:
         return self.plan
 
-    def turned(self) -> DenseCoupling:
+    def transpose(self) -> DenseCoupling:
         return DenseCoupling(self.plan.T, self.g, self.f)
 
     def times(self, mass: float) -> DenseCoupling:
@@ -235,7 +235,7 @@ class DenseCoupling(BlockCoupling):
         f = None if self.f is None else self.f + math.log2(mass)
         return DenseCoupling(self.plan * mass if mass != 1.0 else self.plan, f, self.g)
 
-    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> DenseCoupling:
+    def zero_pad(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> DenseCoupling:
         plan = scatter(scatter(self.plan, rows, shape[0]).T, columns, shape[1]).T.contiguous()
         f, g = (
             None if side is None else scatter(side, index, size, -math.inf)

@@ -66,7 +66,7 @@ class FactoredPlan:
         return TILE if self.tiles is None or self.tiles.size % TILE == 0 else self.tiles.size
 
     @cached_property
-    def kept(self) -> Tensor:
+    def tile_mask(self) -> Tensor:
         """Which tiles of `tiles` are kept, (row tiles, column tiles) of booleans."""
         assert self.tiles is not None
         tiles, row = self.tiles, self.tiles.rows
@@ -94,22 +94,22 @@ class FactoredPlan:
 
     def block(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The plan at positions ``rows`` (n,) and ``columns`` (k,)."""
-        found = self._scored(rows, columns)
+        found = self._compute_entries(rows, columns)
         if self.tiles is not None:
             size = self.tiles.size
-            found.mul_(self.kept[rows // size][:, columns // size])
+            found.mul_(self.tile_mask[rows // size][:, columns // size])
         return found.addr_(self.x[rows], self.y[columns])
 
-    def within(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def block_in_tiles(self, rows: Tensor, columns: Tensor) -> Tensor:
         """The plan at positions ``rows`` (n,) and ``columns`` (k,), all of them in kept tiles."""
-        return self._scored(rows, columns).addr_(self.x[rows], self.y[columns])
+        return self._compute_entries(rows, columns).addr_(self.x[rows], self.y[columns])
 
-    def _scored(self, rows: Tensor, columns: Tensor) -> Tensor:
+    def _compute_entries(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Entries as if all tiles were kept, without the correction."""
         if self.tiles is not None and self.tiles.separable:
             return separable.entries(self.A, self.B, self._centres, self.tiles.size, self.f, self.g, rows, columns)
         A, B = self.A[rows].to(self.f.dtype), self.B[columns].to(self.f.dtype)
-        return self.entries(torch.addmm(self.g[columns], A, B.T).add_(self.f[rows, None]))
+        return self.scores_to_entries(torch.addmm(self.g[columns], A, B.T).add_(self.f[rows, None]))
 
     def top_k(self, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Values and points of the k largest entries of each row, or of the ascending positions ``rows`` (m,): (m, k).
@@ -121,9 +121,9 @@ class FactoredPlan:
         rows = every if rows is None else rows
         values, index = self.f.new_zeros(len(rows), k), every.new_zeros(len(rows), k).add_(every.new_tensor(range(k)))
         present = torch.nonzero((self.f[rows] > -torch.inf) | (self.x[rows] > 0))[:, 0]
-        for place, columns in self._promising(k, rows, present):
+        for place, columns in self._candidate_columns(k, rows, present):
             column, order = self.column_order[columns].sort()
-            block = self.within(rows[place], columns[order])
+            block = self.block_in_tiles(rows[place], columns[order])
             values[place], at = largest_entries(block, k, exact=False)
             index[place] = column[at]
         # Entries outside the kept tiles are those of the correction.
@@ -134,12 +134,12 @@ class FactoredPlan:
             values[place], index[place] = largest_entries(block, k, exact=False)
         return values, index
 
-    def _promising(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _candidate_columns(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Places of some ``rows``, of the ``present`` ones, and kept columns among which are the k largest entries of
         these; none where fewer columns are kept."""
         unit = self.size if self.tiles is None else self.tiles.size
         b = centres(self.B, self.size)
-        reach, highest = self._reach(self.B, b), self._largest(self.y[:, None])[:, 0]
+        reach, highest = self._tile_radii(self.B, b), self._tile_maxima(self.y[:, None])[:, 0]
         ends = torch.arange(-(-len(self.A) // unit) + 1, device=rows.device) * unit
         bounds = torch.searchsorted(rows[present], ends).tolist()
         for tile, (start, stop) in enumerate(pairwise(bounds)):
@@ -148,15 +148,15 @@ class FactoredPlan:
                 continue
             places = torch.split(present[start:stop], self.size)
             a = torch.stack([self.A[rows[place]].double().mean(0) for place in places])
-            across = self._largest(torch.addmm(self.g[every, None], self.B[every].double(), a.T))
+            across = self._tile_maxima(torch.addmm(self.g[every, None], self.B[every].double(), a.T))
             across.addmm_(b[tiles], a.T, alpha=-1)
             for place, centre, most in zip(places, a, across.T, strict=True):
                 A = self.A[rows[place]].double()
                 far = torch.linalg.vector_norm(A - centre, dim=1)
                 scores = torch.addmm(self.f[rows[place], None], A, b[tiles].T).addr_(far, reach[tiles]).add_(most)
-                bound = self.entries(scores).addr_(self.x[rows[place]], highest[tiles])
+                bound = self.scores_to_entries(scores).addr_(self.x[rows[place]], highest[tiles])
                 first = torch.unique(bound.topk(min(-(-k // self.size) + 1, len(tiles)), dim=1).indices)
-                least = self.within(rows[place], self._columns(tiles[first])).topk(k, dim=1).values[:, -1:]
+                least = self.block_in_tiles(rows[place], self._columns(tiles[first])).topk(k, dim=1).values[:, -1:]
                 yield place, self._columns(tiles[(bound * (1 + ROUNDING) >= least).any(0)])
 
     def _column_tiles(self, tile: int) -> tuple[Tensor, Tensor]:
@@ -175,41 +175,43 @@ class FactoredPlan:
         columns = (tiles[:, None] * self.size + torch.arange(self.size, device=tiles.device)).flatten()
         return columns[columns < len(self.B)]
 
-    def entries(self, scores: Tensor) -> Tensor:
+    def scores_to_entries(self, scores: Tensor) -> Tensor:
         """Entries of the scores, which are written to."""
         return scores.exp2_() if self.power else scores
 
     def bounds(self) -> Tensor:
         """What the entries of each tile are at most, (N / size, K / size); O((N K / size) r)."""
         a, b = (centres(side, self.size) for side in (self.A, self.B))
-        far = torch.outer(self._reach(self.A, a), self._reach(self.B, b))
+        far = torch.outer(self._tile_radii(self.A, a), self._tile_radii(self.B, b))
         step = max(AT_ONCE // (len(b) * self.size), 1) * self.size
         pairs = zip(torch.split(self.A, step), torch.split(self.f, step), strict=True)
-        rows = torch.cat([self._largest(torch.addmm(f[:, None], A, b.T)) for A, f in pairs])
+        rows = torch.cat([self._tile_maxima(torch.addmm(f[:, None], A, b.T)) for A, f in pairs])
         step = max(AT_ONCE // (len(a) * self.size), 1) * self.size
         near = self.B - b.repeat_interleave(self.size, 0)[: len(self.B)]
         pairs = zip(torch.split(near, step), torch.split(self.g, step), strict=True)
-        columns = torch.cat([self._largest(torch.addmm(g[:, None], B, a.T)) for B, g in pairs])
-        found = self.entries(rows.add_(columns.T).add_(far))
+        columns = torch.cat([self._tile_maxima(torch.addmm(g[:, None], B, a.T)) for B, g in pairs])
+        found = self.scores_to_entries(rows.add_(columns.T).add_(far))
         if self.tiles is not None:
             wide = self.tiles.size // self.size
-            found *= self.kept.repeat_interleave(wide, 0).repeat_interleave(wide, 1)[: len(a), : len(b)]
-        x, y = (self._largest(side[:, None])[:, 0] for side in (self.x, self.y))
+            found *= self.tile_mask.repeat_interleave(wide, 0).repeat_interleave(wide, 1)[: len(a), : len(b)]
+        x, y = (self._tile_maxima(side[:, None])[:, 0] for side in (self.x, self.y))
         return found.addr_(x, y)
 
-    def _largest(self, block: Tensor) -> Tensor:
+    def _tile_maxima(self, block: Tensor) -> Tensor:
         """The largest of each tile of rows."""
         missing = -len(block) % self.size
         whole = torch.cat((block, block[-1:].expand(missing, -1))) if missing else block
         return whole.view(-1, self.size, block.shape[1]).amax(1)
 
-    def _reach(self, side: Tensor, centre: Tensor) -> Tensor:
+    def _tile_radii(self, side: Tensor, centre: Tensor) -> Tensor:
         far = torch.linalg.vector_norm(side - centre.repeat_interleave(self.size, 0)[: len(side)], dim=1)
-        return self._largest(far[:, None])[:, 0]
+        return self._tile_maxima(far[:, None])[:, 0]
 
-    def above(self, u: Tensor, v: Tensor, bounds: Tensor, slack: float = 0.0) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    def entries_above(
+        self, u: Tensor, v: Tensor, bounds: Tensor, slack: float = 0.0
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Tiles of rows, columns (m,) among which are all with (1 + slack) T_ij > u_i + v_j, and the plan there."""
-        low_u, low_v = (-self._largest(-side[:, None])[:, 0] for side in (u, v))
+        low_u, low_v = (-self._tile_maxima(-side[:, None])[:, 0] for side in (u, v))
         for tile, bound in enumerate(bounds):
             which = torch.nonzero(bound * (1 + slack) > low_u[tile] + low_v)[:, 0]
             if len(which) == 0:

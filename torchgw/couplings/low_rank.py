@@ -58,12 +58,12 @@ class LowRankCoupling(BlockCoupling):
         found = torch.searchsorted(levels.flatten(), uniform.clamp_max(LARGEST_UNIFORM) + component, right=True)
         return (found - component * size).clamp(0, size - 1)
 
-    def turned(self) -> LowRankCoupling:
+    def transpose(self) -> LowRankCoupling:
         return LowRankCoupling(self.R, self.Q, self.g)
 
     def times(self, mass: float) -> LowRankCoupling:
         """The coupling with ``mass`` times the mass; its factors keep Q^T 1 = R^T 1 = g where they had it."""
         return LowRankCoupling(self.Q * mass, self.R * mass, self.g * mass)
 
-    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> LowRankCoupling:
+    def zero_pad(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> LowRankCoupling:
         return LowRankCoupling(scatter(self.Q, rows, shape[0]), scatter(self.R, columns, shape[1]), self.g)

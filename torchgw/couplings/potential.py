@@ -66,14 +66,14 @@ class PotentialCoupling(BlockCoupling):
     def sample_columns(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         if self.x is not None:
             return super().sample_columns(rows, generator)
-        return sampled(self.A[rows], self.B, self.g, generator)
+        return draw_columns(self.A[rows], self.B, self.g, generator)
 
     def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `BlockCoupling.top_k`; without a correction by the scores, which also rank entries that are too small."""
         if self.x is not None:
             return super().top_k(k, points)
         A, f = (self.A, self.f) if points is None else (self.A[points], self.f[points])
-        values, columns = largest(A, self.B, self.g, k)
+        values, columns = top_k_scores(A, self.B, self.g, k)
         absent = f.isneginf()[:, None]
         return values.add_(f[:, None]).exp2_(), torch.where(absent, torch.arange(k, device=f.device), columns)
 
@@ -83,7 +83,7 @@ class PotentialCoupling(BlockCoupling):
             found |= {"x": self.x, "y": self.y}
         return found
 
-    def turned(self) -> PotentialCoupling:
+    def transpose(self) -> PotentialCoupling:
         return PotentialCoupling(self.B, self.A, self.g, self.f, self.y, self.x)
 
     def times(self, mass: float) -> PotentialCoupling:
@@ -91,7 +91,7 @@ class PotentialCoupling(BlockCoupling):
         x = None if self.x is None else self.x * mass
         return PotentialCoupling(self.A, self.B, self.f + math.log2(mass), self.g, x, self.y)
 
-    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> PotentialCoupling:
+    def zero_pad(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> PotentialCoupling:
         places = dict(zip("AfxBgy", (rows, rows, rows, columns, columns, columns), strict=True))
         sizes = {name: shape[0] if name in "Afx" else shape[1] for name in places}
         return PotentialCoupling(
@@ -105,12 +105,12 @@ class PotentialCoupling(BlockCoupling):
         """The same coupling in another dtype."""
         return PotentialCoupling(**{name: tensor.to(dtype) for name, tensor in self.tensors().items()})
 
-    def rescaled(self, row: Tensor, column: Tensor) -> PotentialCoupling:
+    def rescale(self, row: Tensor, column: Tensor) -> PotentialCoupling:
         """diag(row) T diag(column) of a coupling without a correction."""
         return PotentialCoupling(self.A, self.B, self.f + row.log2(), self.g + column.log2())
 
 
-def scores(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def score_blocks(A: Tensor, B: Tensor, g: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows of A B^T + g. The caller may write to them, and must be done with one before the next."""
     n, k = len(A), len(B)
     step = PLAN_BLOCK * block_rows(n, k, A.device)
@@ -124,23 +124,23 @@ def plan_product(A: Tensor, B: Tensor, f: Tensor, g: Tensor, V: Tensor) -> Tenso
     """T V, (N, d)."""
     least = LOWEST_EXPONENT if g.dtype == torch.float32 else LOWEST_WIDE_EXPONENT
     out, V = V.new_empty(len(A), V.shape[1]), V.masked_fill(g.isneginf()[:, None], 0.0)
-    for where, block in scores(A, B, g):
+    for where, block in score_blocks(A, B, g):
         torch.mm(block.add_(f[where, None]).clamp_min_(least).exp2_(), V, out=out[where])
     return out.masked_fill_(f.isneginf()[:, None], 0.0)
 
 
-def largest(A: Tensor, B: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_k_scores(A: Tensor, B: Tensor, g: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Values and columns of the ``count`` largest entries of each row of A B^T + g, both (N, count)."""
     values, columns = g.new_empty(len(A), count), torch.empty(len(A), count, dtype=torch.int64, device=A.device)
-    for where, block in scores(A, B, g):
+    for where, block in score_blocks(A, B, g):
         values[where], columns[where] = largest_entries(block, count, exact=False)
     return values, columns
 
 
-def sampled(A: Tensor, B: Tensor, g: Tensor, generator: torch.Generator) -> Tensor:
+def draw_columns(A: Tensor, B: Tensor, g: Tensor, generator: torch.Generator) -> Tensor:
     """One column for each row, (N,)."""
     drawn = torch.empty(len(A), dtype=torch.int64, device=A.device)
-    for where, block in scores(A, B, g):
+    for where, block in score_blocks(A, B, g):
         weights = block.sub_(block.amax(1, keepdim=True)).clamp_min_(LOWEST_EXPONENT).exp2_()
         drawn[where] = draw(weights.mul_(~g.isneginf()), 1, generator)[:, 0]
     return drawn

@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.runtime.caller import allocating
@@ -75,7 +75,7 @@ class Readable:
         advice = "use argmax(), top_k(k), sparsify(mass), row(i), push(V), pull(V) or coupling.apply(V, axis)"
         validate.memory(f"the dense plan ({n} x {k})", 8 * n * k, self.max_memory, advice)
         with allocating(f"the dense plan ({n} x {k})", advice):
-            return self._given(self._dense())
+            return self._to_user_array(self._dense())
 
     @property
     def plan_sparse(self) -> Any:
@@ -105,7 +105,7 @@ class Readable:
         """
         mass, target = self.coupling.top_k(1)
         kept = torch.nonzero(mass[:, 0] > 0)[:, 0]
-        return self._given(kept), self._given(target[kept, 0]), self._given(mass[kept, 0])
+        return self._to_user_array(kept), self._to_user_array(target[kept, 0]), self._to_user_array(mass[kept, 0])
 
     def push(self, V: Array | Tensor) -> Array | Tensor:
         """Carry values on the source points to the target: averages weighted by the plan.
@@ -147,7 +147,7 @@ class Readable:
         size = self.shape[axis]
         if given.ndim not in (1, 2) or given.shape[0] != size:
             raise ValueError(f"V must have shape ({size},) or ({size}, d), got {tuple(given.shape)}")
-        coupling = in_blocks(self.coupling, "this operation")
+        coupling = as_block_coupling(self.coupling, "this operation")
         values = given.to(coupling.device, coupling.dtype)
         columns = torch.cat((values.new_ones(size, 1), values.reshape(size, -1)), dim=1)
         products = self._product(columns, axis)
@@ -166,7 +166,7 @@ class Readable:
             raise ValueError(f"V must have shape ({self.shape[axis]},) where it holds labels, got {labels.shape}")
         place = {label: i for i, label in enumerate(dict.fromkeys(present))}
         codes = np.array([-1 if validate.is_missing(value) else place[value] for value in labels.tolist()])
-        found = leading_group(in_blocks(self.coupling, "this operation"), codes, len(place), axis)
+        found = find_heaviest_group(as_block_coupling(self.coupling, "this operation"), codes, len(place), axis)
         names = np.fromiter((*place, None), dtype=object, count=len(place) + 1)
         carried: Array = names[found]  # -1 is the last, None
         return carried
@@ -191,7 +191,7 @@ class Readable:
         O(N K r) time at most; of a streamed plan, tiles that cannot have the largest entries are not read.
         """
         validate.integer("axis", axis, least=0, most=1)
-        return self._given(self.coupling.argmax(axis))
+        return self._to_user_array(self.coupling.argmax(axis))
 
     def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
         """Masses and target indices of the largest entries of each row, both (N, k), largest first.
@@ -202,7 +202,7 @@ class Readable:
         """
         validate.integer("k", k, least=1, most=self.shape[1])
         values, index = self.coupling.top_k(k)
-        return self._given(values), self._given(index)
+        return self._to_user_array(values), self._to_user_array(index)
 
     def row(self, i: int) -> Array | Tensor:
         """The mass that one source point sends to each target point, (K,).
@@ -212,7 +212,7 @@ class Readable:
         i : index of the source point.
         """
         i = validate.integer("i", i, least=0, most=self.shape[0] - 1)
-        return self._given(self.coupling.rows(torch.tensor([i]))[0])
+        return self._to_user_array(self.coupling.rows(torch.tensor([i]))[0])
 
     def marginal(self, axis: int = 1) -> Array | Tensor:
         """Sums of the plan.
@@ -221,7 +221,7 @@ class Readable:
         ----------
         axis : what is summed over: 1 gives the source points' masses (N,), 0 the target points' (K,).
         """
-        return self._given(self.coupling.marginal(validate.integer("axis", axis, least=0, most=1)))
+        return self._to_user_array(self.coupling.marginal(validate.integer("axis", axis, least=0, most=1)))
 
     def sample(self, count: int, random_state: RandomState = None) -> tuple[Array | Tensor, Array | Tensor]:
         """Pairs drawn from the plan: source indices (count,) and target indices (count,).
@@ -235,7 +235,7 @@ class Readable:
         mass = self.coupling.marginal(1)
         generator = make_generator(random_state, mass.device)
         rows = draw(mass, count, generator)
-        return self._given(rows), self._given(self.coupling.sample_columns(rows, generator))
+        return self._to_user_array(rows), self._to_user_array(self.coupling.sample_columns(rows, generator))
 
     def sparsify(self, mass: float = 0.99) -> Any:
         """SciPy CSR matrix (N, K) of the fewest entries that carry a share of each row.
@@ -251,7 +251,7 @@ class Readable:
         """
         return self.coupling.to_sparse(validate.real("mass", mass, above=0.0, most=1.0))
 
-    def _given(self, found: Tensor) -> Array | Tensor:
+    def _to_user_array(self, found: Tensor) -> Array | Tensor:
         """In the kind of array that the user gave: the one place where it is chosen."""
         return found.detach().cpu().numpy() if self.numpy_input else found
 
@@ -283,7 +283,7 @@ def group_mass(coupling: Coupling, rows: Array, n_rows: int, columns: Array, n_c
     return found.numpy()
 
 
-def leading_group(coupling: Coupling, codes: Array, groups: int, axis: int = 0) -> Array:
+def find_heaviest_group(coupling: Coupling, codes: Array, groups: int, axis: int = 0) -> Array:
     """For each target point (K,) the group of source points, of ``groups``, that sends it most mass; -1 without any.
     For axis 1 the same of each source point (N,) and groups of target points.
 

@@ -42,10 +42,10 @@ class Rounding(NamedTuple):
     column: Tensor
     x: Tensor
     y: Tensor
-    missed: Tensor
+    marginal_errors: Tensor
 
 
-def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
+def compute_rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
     """The rounding of a plan onto its hard marginals p (N,), q (K,); four products at the most.
 
     Where one marginal is hard, its side is scaled; where both are only bounded, they are shrunk to their bounds, and
@@ -68,11 +68,13 @@ def rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Roun
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
         row, rows, columns = row * most, rows * most, columns * most
-    x, y = _spread((p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals.total)
+    x, y = _rank_one_correction(
+        (p - rows).clamp_min(0.0), (q - column * columns).clamp_min(0.0), rows.sum(), marginals.total
+    )
     return Rounding(row, column, x, y, missed)
 
 
-def _spread(
+def _rank_one_correction(
     missing_p: Tensor, missing_q: Tensor, mass: Tensor | None = None, total: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The plan x y^T on the masses (..., N), (..., K) that a plan of ``mass`` () leaves free, up to the ``total``."""
@@ -107,31 +109,31 @@ def round_to_marginals(
 
     ``stored`` is the same plan where it is at hand as a matrix, for faster products. O((N + K) r) memory.
     """
-    row, column, x, y, missed = rounding(coupling if stored is None else stored, p, q, marginals)
-    scaled = coupling.rescaled(row, column)
+    row, column, x, y, missed = compute_rounding(coupling if stored is None else stored, p, q, marginals)
+    scaled = coupling.rescale(row, column)
     return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, x, y), missed
 
 
 @replayed("plan")
-def rounded(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
+def round_plan(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """A stored plan (N, K) rounded in place."""
     if marginals.balanced:
-        return feasible(plan, p, q)
-    row, column, x, y, _ = rounding(DenseCoupling(plan), p, q, marginals)
+        return make_feasible(plan, p, q)
+    row, column, x, y, _ = compute_rounding(DenseCoupling(plan), p, q, marginals)
     return plan.mul_(row[:, None]).mul_(column).addr_(x, y)
 
 
-def feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
+def make_feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Stored plans (..., N, K) rounded, in place, onto marginals p (..., N), q (..., K) of equal sums."""
     plan.mul_(_shrink(p, plan.sum(-1)).unsqueeze(-1))
     columns = plan.sum(-2)
     shrink = _shrink(q, columns)
     plan.mul_(shrink.unsqueeze(-2))
-    x, y = _spread((p - plan.sum(-1)).clamp_min(0.0), (q - columns * shrink).clamp_min(0.0))
+    x, y = _rank_one_correction((p - plan.sum(-1)).clamp_min(0.0), (q - columns * shrink).clamp_min(0.0))
     return plan.add_(x[..., :, None] * y[..., None, :]) if plan.ndim > 2 else plan.addr_(x, y)
 
 
-class RoundedTiles(NamedTuple):
+class TileRounding(NamedTuple):
     """A rounded plan on kept tiles, in the order of its points.
 
     Attributes
@@ -168,7 +170,7 @@ class RoundedTiles(NamedTuple):
 
 
 @replayed()
-def swept(
+def sweep_tiles(
     kernel: TileReader, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, p: Tensor, q: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Base-2 potentials f (N,), g (K,) after a half-step of each side of the plan on kept tiles, in two reads; and the
@@ -193,15 +195,15 @@ def round_tiles(
     marginals: Marginals = Balanced(),  # noqa: B008
     left: Tensor | None = None,
     right: Tensor | None = None,
-) -> RoundedTiles:
-    """`rounding` of a plan on kept tiles, in two reads.
+) -> TileRounding:
+    """`compute_rounding` of a plan on kept tiles, in two reads.
 
     Products with ``left`` (N, l) and ``right`` (K, r), or the ranks' shares of them, are read in the second. Rows and
     columns are scaled down by the sums of the same plan, so that one read gives both: what is added may be a little
     more than with columns scaled after the rows, at most the sum of both residuals.
     """
     bounded = min(marginals.weights) == math.inf
-    scaled, told = _scaled(kernel, plan, p, q, marginals, bounded, left, right)
+    scaled, told = _scale_to_marginals(kernel, plan, p, q, marginals, bounded, left, right)
     missed, beyond = (part.tolist() for part in fetched(*told))
     residual = max(missed, default=0.0)
     if bounded:
@@ -209,13 +211,13 @@ def round_tiles(
         most = max(1.0, *beyond)
         residual = max(residual, 1 - 1 / most)
         given_up = sent(torch.tensor([most, math.log2(most)], dtype=torch.float64), p.device)
-        f, g, rows, columns, core, x, y = _completed(scaled, given_up, p, q, marginals)
+        f, g, rows, columns, core, x, y = _add_correction(scaled, given_up, p, q, marginals)
     else:
         (f, g, rows, columns, core), x, y = scaled, torch.zeros_like(p), torch.zeros_like(q)
-    return RoundedTiles(f, g, x, y, plan.tiles, rows, columns, core, residual)
+    return TileRounding(f, g, x, y, plan.tiles, rows, columns, core, residual)
 
 
-class _Scaled(NamedTuple):
+class _ScaledTiles(NamedTuple):
     """A plan whose rows and columns are scaled, without a correction.
 
     f, g : base-2 potentials (N,), (K,).
@@ -231,7 +233,7 @@ class _Scaled(NamedTuple):
 
 
 @replayed()
-def _scaled(
+def _scale_to_marginals(
     kernel: TileReader,
     plan: TiledPlan,
     p: Tensor,
@@ -240,7 +242,7 @@ def _scaled(
     bounded: bool,
     left: Tensor | None,
     right: Tensor | None,
-) -> tuple[_Scaled, tuple[Tensor, Tensor]]:
+) -> tuple[_ScaledTiles, tuple[Tensor, Tensor]]:
     """The scaled plan; the L1 errors (m,) before, and how many times the mass that they should have points, and the
     plan where it has a total, have then (l,)."""
     (A, B, f, g, tiles), one_p, one_q = plan, torch.ones_like(p)[:, None], torch.ones_like(q)[:, None]
@@ -248,7 +250,7 @@ def _scaled(
     rows, columns = before.TV[:, 0], before.TtW[:, 0]
     missed = residuals(rows, columns, p, q, marginals)
     for_rows, for_columns = (
-        _shrink if bounded else _ratio if weight == math.inf else _kept for weight in marginals.weights
+        _shrink if bounded else _ratio if weight == math.inf else _keep_sums for weight in marginals.weights
     )
     f, g = f + for_rows(p, rows).log2(), g + for_columns(q, columns).log2()
     left, right = (one[:, :0] if side is None else side for one, side in ((one_p, left), (one_q, right)))
@@ -257,16 +259,18 @@ def _scaled(
     beyond = [_excess(rows, p), _excess(columns, q)] if bounded else []
     beyond += [] if marginals.total is None else [rows.sum() / marginals.total]
     exceeding = torch.stack(beyond) if beyond else missed[:0]
-    return _Scaled(f, g, rows, columns, core), (missed, exceeding)
+    return _ScaledTiles(f, g, rows, columns, core), (missed, exceeding)
 
 
 @replayed()
-def _completed(scaled: _Scaled, given_up: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> tuple[Tensor, ...]:
+def _add_correction(
+    scaled: _ScaledTiles, given_up: Tensor, p: Tensor, q: Tensor, marginals: Marginals
+) -> tuple[Tensor, ...]:
     """The members of the scaled plan, divided by the first of two numbers, of which the second is the base-2 logarithm;
     with the correction, and its factors x (N,), y (K,)."""
     most, bits = given_up
     rows, columns, core = (part / most for part in scaled[2:])
-    x, y = _spread((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
+    x, y = _rank_one_correction((p - rows).clamp_min(0.0), (q - columns).clamp_min(0.0), rows.sum(), marginals.total)
     return scaled.f - bits, scaled.g, rows + x * y.sum(), columns + y * x.sum(), core, x, y
 
 
@@ -279,7 +283,7 @@ def _excess(actual: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(beyond & (wanted > 0), actual / wanted.clamp_min(torch.finfo(wanted.dtype).tiny), 0.0).max()
 
 
-def _kept(target: Tensor, actual: Tensor) -> Tensor:
+def _keep_sums(target: Tensor, actual: Tensor) -> Tensor:
     return torch.ones_like(actual)
 
 

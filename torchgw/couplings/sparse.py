@@ -79,7 +79,7 @@ class SparseCoupling(BlockCoupling):
         found = self.column[torch.minimum(entry, end - 1).clamp(min=0)]
         return torch.where(empty, (uniform * self.shape[1]).long(), found)
 
-    def _by_mass(self) -> tuple[Tensor, Tensor]:
+    def _sort_by_mass(self) -> tuple[Tensor, Tensor]:
         """Order of the entries (m,), row by row and the largest of each first, and their places within the row."""
         row, column = self.row.cpu().numpy(), self.column.cpu().numpy()
         order = torch.from_numpy(np.lexsort((column, -self.mass.cpu().numpy(), row))).to(self.device)
@@ -87,7 +87,7 @@ class SparseCoupling(BlockCoupling):
 
     def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `BlockCoupling.top_k`; O(m log m + N k); columns that a row has no mass on follow those that it has."""
-        order, place = self._by_mass()
+        order, place = self._sort_by_mass()
         leads = place < k
         where, entry = (self.row[leads], place[leads]), order[leads]
         n, count = self.shape[0], self.first.diff()
@@ -105,7 +105,7 @@ class SparseCoupling(BlockCoupling):
         return (values, index) if points is None else (values[points], index[points])
 
     def to_sparse(self, mass: float) -> Any:
-        order, _ = self._by_mass()
+        order, _ = self._sort_by_mass()
         sums = self.marginal(1)[self.row]
         before = cumulative_sum(self.mass[order], 0) - self.mass[order]
         start = before[self.first[self.row]]
@@ -114,7 +114,7 @@ class SparseCoupling(BlockCoupling):
         found = csr_array((self.mass.cpu().numpy()[keep], entries), shape=self.shape)
         return csr_matrix(found)
 
-    def turned(self) -> SparseCoupling:
+    def transpose(self) -> SparseCoupling:
         """The transposed plan."""
         return SparseCoupling.of(self.matrix.T.tocsr(), self.device)
 
@@ -122,7 +122,7 @@ class SparseCoupling(BlockCoupling):
         """The coupling with ``mass`` times the mass."""
         return SparseCoupling(self.mass * mass, self.column, self.first, self.width)
 
-    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> SparseCoupling:
+    def zero_pad(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> SparseCoupling:
         count = scatter(self.first.diff(), rows, shape[0])
         first = torch.cat((count.new_zeros(1), count.cumsum(0)))
         return SparseCoupling(self.mass, columns.to(self.device)[self.column], first, torch.tensor(shape[1]))

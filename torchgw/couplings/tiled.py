@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, SparseEntries, leading
+from torchgw.couplings.blocks import BlockCoupling, SparseEntries, mark_leading_entries
 from torchgw.couplings.factored import FactoredPlan
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
@@ -41,7 +41,7 @@ class TiledCoupling(BlockCoupling):
 
     def __init__(self, factored: FactoredPlan) -> None:
         assert factored.tiles is not None
-        self.factored, self.tiles, self.shape = factored, factored.tiles, factored.shape
+        self.factored_plan, self.tiles, self.shape = factored, factored.tiles, factored.shape
         self._ordered: dict[str, Tensor] = {name: getattr(factored, name) for name in ORDERED}
         self._ordered |= {"tile_first": self.tiles.first, "tile_column": self.tiles.column}
         self._row_rank = inverse_permutation(factored.row_order)
@@ -104,7 +104,7 @@ class TiledCoupling(BlockCoupling):
         found._level = self._level + round(math.log2(mass))
         return found
 
-    def among(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> TiledCoupling:
+    def zero_pad(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> TiledCoupling:
         """Points without mass come last in the tile order. Those that fill up a tile stand at its centre, which the
         entries of tiles that are sums of products refer to."""
         size, made = self.tiles.size, self.tensors()
@@ -124,7 +124,7 @@ class TiledCoupling(BlockCoupling):
         return found
 
     def rows(self, index: Tensor | slice) -> Tensor:
-        return self.factored.block(self._row_rank[index], self._column_rank)
+        return self.factored_plan.block(self._row_rank[index], self._column_rank)
 
     def _products(self, V: Tensor, axis: int) -> PlanProducts:
         """Products of the uncorrected plan (axis 1) or its transpose (axis 0) with V, in the tile order."""
@@ -135,7 +135,7 @@ class TiledCoupling(BlockCoupling):
         found = reference.read(A, B, tiles, f, g, V, none)
         return found._replace(TV=found.TV * 2.0**self._level)
 
-    def _sides(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _correction_and_orders(self, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of a product with V, by the plan (axis 1) or its transpose (axis 0): the correction's factors on the side of
         the result and of V, the rank of the result's points, the order of V's."""
         ordered = self._ordered
@@ -145,7 +145,7 @@ class TiledCoupling(BlockCoupling):
 
     def apply(self, V: Tensor, axis: int) -> Tensor:
         self._check_rows(V, axis)
-        x, y, rank, order = self._sides(axis)
+        x, y, rank, order = self._correction_and_orders(axis)
         values = V.reshape(len(V), -1)[order].to(self.dtype)
         # Constants come out exact, and what is read in low precision is small, when columns are centred.
         centre = values.mean(0)
@@ -154,11 +154,11 @@ class TiledCoupling(BlockCoupling):
         return product[rank].reshape(len(rank), *V.shape[1:]).to(V.dtype)
 
     def marginal(self, axis: int) -> Tensor:
-        x, y, rank, _ = self._sides(axis)
+        x, y, rank, _ = self._correction_and_orders(axis)
         ones = torch.ones(len(y), 1, dtype=x.dtype, device=x.device)
         return (self._products(ones, axis).TV[:, 0] + x * y.sum())[rank]
 
-    def turned(self) -> TiledCoupling:
+    def transpose(self) -> TiledCoupling:
         """The transposed coupling."""
         ordered, tiles = self._ordered, self.tiles.transpose
         pairs = (("A", "B"), ("f", "g"), ("x", "y"), ("row_order", "column_order"))
@@ -184,10 +184,10 @@ class TiledCoupling(BlockCoupling):
                 continue
             columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
             for where in parts(every, len(columns)):
-                block = self.factored.within(where, columns)
+                block = self.factored_plan.block_in_tiles(where, columns)
                 yield row_order[where], column_order[columns], block, x[where] * highest
 
-    def _whole(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _row_blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Blocks of whole rows of the plan, with their points."""
         for part in parts(rows, self.shape[1]):
             yield part, self.rows(part)
@@ -201,10 +201,10 @@ class TiledCoupling(BlockCoupling):
     def top_k(self, k: int, points: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See `BlockCoupling.top_k`. Kept tiles without large entries are not read, see `FactoredPlan.top_k`."""
         if points is None:
-            values, index = self.factored.top_k(k)
+            values, index = self.factored_plan.top_k(k)
             return values[self._row_rank], index[self._row_rank]
         asked, back = torch.unique(self._row_rank[points], return_inverse=True)
-        values, index = self.factored.top_k(k, asked)
+        values, index = self.factored_plan.top_k(k, asked)
         return values[back], index[back]
 
     def to_sparse(self, mass: float) -> Any:
@@ -212,14 +212,14 @@ class TiledCoupling(BlockCoupling):
         for rows, columns, block, rival in self.row_tiles():
             wanted = mass * marginal[rows]
             value, order = block.sort(dim=1, descending=True)
-            keep = leading(value, wanted)
+            keep = mark_leading_entries(value, wanted)
             last = value.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_min(0))[:, 0]
             outside = (value.sum(1) < wanted) | (last < rival)  # entries outside the kept tiles are needed
             inside = ~outside
             found.add(rows[inside], columns[order[inside]], value[inside], keep[inside])
-            for part, whole in self._whole(rows[outside]):
+            for part, whole in self._row_blocks(rows[outside]):
                 value, order = whole.sort(dim=1, descending=True)
-                keep = leading(value, mass * marginal[part])
+                keep = mark_leading_entries(value, mass * marginal[part])
                 stored += int(keep.sum())
                 if stored > MOST_SPREAD:
                     raise ValueError(

@@ -13,7 +13,7 @@ import torch
 
 from torchgw import align, validate
 from torchgw.align import Arguments
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.couplings.reader import Readable
 from torchgw.distributed.groups import ranks_in
 from torchgw.distributed.inputs import different, in_file, loaded, read
@@ -167,7 +167,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
             folder.mkdir(exist_ok=True)
 
         ranks.first(make)
-        write_part(folder, saved_members(result), in_blocks(result.coupling, "save"), ranks)
+        write_part(folder, saved_members(result), as_block_coupling(result.coupling, "save"), ranks)
         ranks.meet()  # nobody goes on before all parts are there
 
 

@@ -18,7 +18,7 @@ from mpl_toolkits.mplot3d import proj3d  # type: ignore[import-untyped]
 from mpl_toolkits.mplot3d.art3d import Line3DCollection, Poly3DCollection  # type: ignore[import-untyped]
 
 from torchgw import validate
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.plot import canvas, colours
 from torchgw.results.curvature import PlanMode, curvature
@@ -111,7 +111,7 @@ def matching(
     _draw(ax, left, rgba, layout.subset(n, MOST))
     pale = np.broadcast_to(to_rgba(colours.PALE), (k, 4))
     if _is_surface(right):
-        pale = scale.of(point_labels.carried(in_blocks(result.coupling, "a plot"), along))
+        pale = scale.of(point_labels.carried(as_block_coupling(result.coupling, "a plot"), along))
     _draw(ax, right, pale, np.setdiff1d(layout.subset(k, MOST), end))
     if len(start):
         _scatter(ax, target[end], rgba[start], END, zorder=3)
@@ -153,7 +153,7 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     result = canvas.checked(result)
     given = _read(values, result.shape[0])
     source, target, ax = _placed(result, X, Y, ax)
-    moved = point_labels.carried(in_blocks(result.coupling, "a plot"), given)
+    moved = point_labels.carried(as_block_coupling(result.coupling, "a plot"), given)
     scale = colours.scale(given)
     for space, found in ((source, given), (target, moved)):
         _draw(ax, space, scale.of(found), layout.subset(len(space.points), MOST))
@@ -306,7 +306,7 @@ def _lines(result: GWResult, along: Numbers | Labels, count: int) -> tuple[Array
     """Source and target indices of the lines, and the share of the source point's mass that each stands for."""
     order = np.argsort(along.values if isinstance(along, Numbers) else along.codes, kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int))]
-    best = matches_of(in_blocks(result.coupling, "a plot"), torch.from_numpy(chosen), 1, 1)
+    best = matches_of(as_block_coupling(result.coupling, "a plot"), torch.from_numpy(chosen), 1, 1)
     kept = best.index[:, 0] >= 0
     return chosen[kept], best.index[kept, 0], best.share[kept, 0]
 

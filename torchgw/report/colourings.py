@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.couplings.reader import leading_group
+from torchgw.couplings.reader import find_heaviest_group
 from torchgw.diagnostics.evidence import Confidence, confidence_values
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
@@ -55,7 +55,7 @@ def given(labels: Any, coupling: BlockCoupling) -> Colouring:
             f" The {MOST} most frequent of {len(found.names)} labels have colours; the others are grey, taken together."
         )
     kept = most_frequent(found)
-    both = kept.codes, leading_group(coupling, kept.codes, len(kept.names))
+    both = kept.codes, find_heaviest_group(coupling, kept.codes, len(kept.names))
     source, target = (np.where(codes < MOST, codes, -1) for codes in both)
     return Colouring("labels", text, (source, target), list(kept.names[:MOST]))
 

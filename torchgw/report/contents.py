@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from torchgw import validate
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.report import colourings, sentences, tables
 from torchgw.report.reported import Reported
@@ -32,7 +32,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
     matches of each, and those in `N_OTHERS` other basins, are kept with their coordinates, whether drawn or not.
     """
-    coupling = in_blocks(result.coupling, "a report")
+    coupling = as_block_coupling(result.coupling, "a report")
     drawn = layout.both(result, X, Y)
     places = [side.points for side in drawn]
     chosen = tuple(layout.subset(n, N_DRAWN) for n in result.shape)

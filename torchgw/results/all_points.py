@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.diagnostics.evidence import Basin
 from torchgw.gradients.differentiable import PaddedDifferentiable
 from torchgw.kernels.sums import scatter
@@ -33,7 +33,7 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
     solved = result.differentiated
     return replace(
         result,
-        coupling=in_blocks(result.coupling, "a result").among(*sides, (n, k)),
+        coupling=as_block_coupling(result.coupling, "a result").zero_pad(*sides, (n, k)),
         basins=tuple(_basin(basin, support) for basin in result.basins),
         graphs=(_report(result.graphs[0], support.rows), _report(result.graphs[1], support.columns)),
         known=known,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling, in_blocks
+from torchgw.couplings.blocks import BlockCoupling, as_block_coupling
 from torchgw.couplings.reader import Readable
 from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed_methods
@@ -69,8 +69,8 @@ class Matched(Readable):
 
         The match of a point is the one that it exchanges most mass with. Points without mass have none.
         """
-        _, index, mutual = matches_both_ways(in_blocks(self.coupling, "mutual"))
-        return self._given(torch.stack((torch.arange(len(index)), index[:, 0]), 1)[mutual])
+        _, index, mutual = matches_both_ways(as_block_coupling(self.coupling, "mutual"))
+        return self._to_user_array(torch.stack((torch.arange(len(index)), index[:, 0]), 1)[mutual])
 
     def one_to_one(self, tolerance: float = TOLERANCE) -> OneToOne:
         """The one-to-one assignment of highest total mass: pairs of points, each of which is in one pair at the most.
@@ -91,12 +91,12 @@ class Matched(Readable):
         best assignment among some candidates of each point, by an auction.
         """
         limit = validate.real("tolerance", tolerance, above=0.0)
-        found = assign(in_blocks(self.coupling, "one_to_one"), limit)
+        found = assign(as_block_coupling(self.coupling, "one_to_one"), limit)
         left = (
             np.setdiff1d(np.arange(size), side)
             for size, side in zip(self.shape, (found.source, found.target), strict=True)
         )
-        arrays = (self._given(torch.from_numpy(side)) for side in (*found[:3], *left))
+        arrays = (self._to_user_array(torch.from_numpy(side)) for side in (*found[:3], *left))
         names = ("source", "target", "mass", "left_source", "left_target")
         return OneToOne(**dict(zip(names, arrays, strict=True)), bound=found.bound)
 
@@ -130,7 +130,7 @@ class Matched(Readable):
         O(N K r) time, in blocks of rows; of large plans without most tiles.
         """
         pandas = import_pandas()
-        coupling = in_blocks(self.coupling, "table")
+        coupling = as_block_coupling(self.coupling, "table")
         value, index, mutual = matches_both_ways(coupling)
         mass = coupling.marginal(1).detach().double().cpu()
         matched = (mass > 0) & (value[:, 0] > 0)
@@ -154,7 +154,7 @@ class Matched(Readable):
     def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mass and columns (N, 2) of each match and its runner-up, and the epsilon by which masses say costs, NaN where
         they do not, from the largest entries of each row."""
-        return value, index, math.nan if in_blocks(self.coupling, "table").potentials is None else self.epsilon
+        return value, index, math.nan if as_block_coupling(self.coupling, "table").potentials is None else self.epsilon
 
 
 def import_pandas() -> Any:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, in_blocks
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, as_block_coupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.reader import point_indices
 from torchgw.couplings.rounding import residuals
@@ -236,7 +236,8 @@ class GWResult(Softened):
     def __post_init__(self) -> None:
         if self.numpy_input:  # their tensors are on the CPU by now, where they came in one transfer
             arrays = (
-                [self._given(torch.as_tensor(side)) for side in (each.matching, each.shift)] for each in self.basins
+                [self._to_user_array(torch.as_tensor(side)) for side in (each.matching, each.shift)]
+                for each in self.basins
             )
             object.__setattr__(self, "basins", with_arrays(self.basins, arrays))
 
@@ -273,7 +274,7 @@ class GWResult(Softened):
 
     def _surest(self, count: int) -> list[tuple[int, int]]:
         """Source points that send the largest shares of their mass to one target point, with that point."""
-        coupling = in_blocks(self.coupling, "the table of a result")
+        coupling = as_block_coupling(self.coupling, "the table of a result")
         mass, best = coupling.top_k(1)
         given = coupling.marginal(1)
         share = torch.where(given > 0, mass[:, 0] / given, -1.0)
@@ -317,7 +318,7 @@ class GWResult(Softened):
     def potentials(self) -> tuple[Array | Tensor, Array | Tensor] | None:
         """Natural-log potentials (f (N,), g (K,)), or None for a plan that has none."""
         found = self.coupling.potentials if isinstance(self.coupling, BlockCoupling) else None
-        return None if found is None else (self._given(found[0] * LN2), self._given(found[1] * LN2))
+        return None if found is None else (self._to_user_array(found[0] * LN2), self._to_user_array(found[1] * LN2))
 
     @property
     def loss(self) -> Tensor:
@@ -382,7 +383,7 @@ class GWResult(Softened):
         (coupling, known), epsilon = self._map(), self.epsilon
         if epsilon == 0 and not isinstance(coupling, LowRankCoupling):
             coupling, epsilon, _ = self._soft_plan
-        at = in_blocks(self.sharp or self.coupling, "transform")
+        at = as_block_coupling(self.sharp or self.coupling, "transform")
         found = extended(coupling, at, known, points, chosen, epsilon)
         new = check_names("points", None, points, found.shape[chosen])
         names = (self.names_x, new) if chosen else (new, self.names_y)
@@ -426,7 +427,7 @@ class GWResult(Softened):
         ----------
         points : (m,) indices of source points to look at alone, in O(m K); None for all.
         """
-        coupling = in_blocks(self._ranking, "confidence")
+        coupling = as_block_coupling(self._ranking, "confidence")
         chosen = None if points is None else point_indices("points", points, self.shape[0]).to(coupling.device)
         entropy, margin = entropy_and_margin(coupling, chosen)
         if coupling is not self.coupling and self.shape[1] > 1:
@@ -437,7 +438,7 @@ class GWResult(Softened):
             shift = torch.as_tensor(basin.shift).to(stability)
             stability = torch.minimum(stability, 1 - discount * (shift if chosen is None else shift[chosen]))
         found = (entropy, margin, stability.clamp_min(0.0))
-        return Confidence(*(self._given(side) for side in found))
+        return Confidence(*(self._to_user_array(side) for side in found))
 
     def save(self, path: str | PathLike[str], *, points: bool = False) -> None:
         """Write everything but the dense plan to an .npz file: arrays and one JSON string, no pickles.
@@ -462,7 +463,7 @@ class GWResult(Softened):
         Arrays: ``matching`` (N,), ``f`` and ``g`` (natural-log potentials), ``value``, ``coupling_*``, ``meta`` (JSON),
         and with ``points`` ``known_x_*`` and ``known_y_*``. A checksum is in the archive's comment.
         """
-        coupling = in_blocks(self.coupling, "save")
+        coupling = as_block_coupling(self.coupling, "save")
         known = self._map()[1] if validate.flag("points", points) else ()
         if known and self.sharp is not None and isinstance(coupling, DenseCoupling):
             raise ValueError(

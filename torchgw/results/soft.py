@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import BlockCoupling, in_blocks
+from torchgw.couplings.blocks import BlockCoupling, as_block_coupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.rounding import residuals
 from torchgw.diagnostics.evidence import Certificate
@@ -167,7 +167,7 @@ class Softened(Matched):
                 "plan itself is read by argmax(), matching() and result.coupling"
             )
         x, y = known
-        return soften(in_blocks(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
+        return soften(as_block_coupling(self.coupling, "soft"), (x.space, y.space), model, epsilon, self.max_memory)
 
     def top_k(self, k: int) -> tuple[Array | Tensor, Array | Tensor]:
         """Masses and target indices of the k best candidates of each source point, both (N, k), the best first.
@@ -185,7 +185,7 @@ class Softened(Matched):
         if k == 1 or self._ranking is self.coupling:
             return super().top_k(k)
         values, index = _with_match(self._soft_plan.coupling, self.coupling.argmax(1), k)
-        return self._given(values), self._given(index)
+        return self._to_user_array(values), self._to_user_array(index)
 
     def _margin(self, points: Tensor | None) -> Tensor:
         """1 - runner-up's mass / match's mass in the soft plan, 0 where this prefers another; of all or some points."""

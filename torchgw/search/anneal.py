@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.kernels import LOG2E, small_transport
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
@@ -191,7 +191,7 @@ class LandmarkProblem:
 
     def feasible(self, plans: Tensor) -> Tensor:
         """Plans (B, L, L') rounded, in place, onto the masses, where these are the marginals."""
-        return feasible(plans, self.x.mass, self.y.mass) if self.model.fixed else plans
+        return make_feasible(plans, self.x.mass, self.y.mass) if self.model.fixed else plans
 
     def moments(self, plans: Tensor) -> Moments:
         """Of plans (B, L, L'), with the marginals that they have."""

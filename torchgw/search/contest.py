@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.evidence import Basin
 from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import flush_small
@@ -237,10 +237,10 @@ class _Field:
             p = torch.full((len(self.x.mass),), 1 / len(self.x.mass), dtype=torch.float64)
             here = fetched(*(plan.double() for _, plan in plans))
             return [
-                Entrant(name, *self.assignment.optimum(feasible(plan, p, p)))
+                Entrant(name, *self.assignment.optimum(make_feasible(plan, p, p)))
                 for name, plan in zip(names, here, strict=True)
             ]
-        ends = [feasible(plan, self.x.mass, self.y.mass) for _, plan in plans]
+        ends = [make_feasible(plan, self.x.mass, self.y.mass) for _, plan in plans]
         energies = map(float, fetched(*(self.energies(end[None]) for end in ends)))
         return list(map(Entrant, names, ends, energies))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.model import mean_cost
 from torchgw.search.candidate import Candidate
@@ -93,7 +93,7 @@ def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) 
     start = plan_start(plan, problem.gradient, p.log2(), q.log2(), problem.epsilon)
     starts = [start]
     if len(p) * len(q) <= (GIVEN_PAIRS if level == "given" else FEW_PAIRS):
-        starts.append(replace(start, plan=feasible(plan / plan.sum(), p, q)))
+        starts.append(replace(start, plan=make_feasible(plan / plan.sum(), p, q)))
     return [Candidate(each, plan.argmax(1), math.inf, 1, level, True, origin=origin) for each in starts]
 
 
@@ -104,6 +104,6 @@ def _guessed(problem: StoredProblem, plan: Tensor) -> Candidate:
     start = Start(cost, p.log2(), q.log2(), problem.epsilon)
     if not problem.sharp:
         return Candidate(start, plan.argmax(1), math.inf, 1, "full", True, origin=PRODUCT)
-    plan = feasible(plan, p, q)
+    plan = make_feasible(plan, p, q)
     energy = float(mean_cost(cost, DenseCoupling(plan), p, q))
     return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True, origin=PRODUCT)

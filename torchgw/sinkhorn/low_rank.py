@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.persist.codec import storable
 
 LOWEST_EXPONENT = -150.0
@@ -191,4 +191,4 @@ def round_factors(factors: LowRankFactors, p: Tensor, q: Tensor) -> LowRankFacto
     Each by shrinking and a rank-one correction, see `torchgw.couplings.rounding`; the rank stays.
     """
     g = factors.g * (p.sum() / factors.g.sum())
-    return LowRankFactors(feasible(factors.Q.clone(), p, g), feasible(factors.R.clone(), q, g), g)
+    return LowRankFactors(make_feasible(factors.Q.clone(), p, g), make_feasible(factors.R.clone(), q, g), g)

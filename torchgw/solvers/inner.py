@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.couplings.rounding import round_tiles, rounded
+from torchgw.couplings.rounding import round_plan, round_tiles
 from torchgw.kernels import LOG2E
 from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
@@ -235,7 +235,7 @@ def _ended(
 ) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
     """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
     (p, q), (f, g, largest) = masses, finish_scaling(plan, begun.scaled)
-    rounded(plan, p, q, marginals)
+    round_plan(plan, p, q, marginals)
     value = begun.cost.expectation_from_score(_overlap(score, plan), epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
     f, g = torch._foreach_sub((f, g), begun.shifts)

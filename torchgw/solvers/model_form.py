@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.rounding import rounded
+from torchgw.couplings.rounding import round_plan
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.marginals import Partial, Unbalanced
 from torchgw.objective.exact import ExactGradient
@@ -136,7 +136,7 @@ class ModelForm:
         (p, q), marginals = self.model.masses, self.model.marginals
         total = self._most if marginals.varied else marginals.total or 1.0
         plan.mul_(total / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
-        plan = rounded(plan, p, q, marginals)
+        plan = round_plan(plan, p, q, marginals)
         if not self.further:
             return plan.T.contiguous() if self.turned else plan
         whole = torch.nn.functional.pad(plan, (0, 1, 0, 1))

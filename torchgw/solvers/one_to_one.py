@@ -70,7 +70,7 @@ def assign(coupling: BlockCoupling, tolerance: float = TOLERANCE, stored: int = 
     if isinstance(coupling, SparseCoupling):
         return of_matrix(coupling.matrix)
     if n > k:
-        target, source, mass, bound = assign(coupling.turned(), tolerance, stored)
+        target, source, mass, bound = assign(coupling.transpose(), tolerance, stored)
         order = np.argsort(source)
         return Assignment(source[order], target[order], mass[order], bound)
     plan = _factored(coupling) if n * k > stored else None
@@ -205,7 +205,7 @@ def _at(W: Any, row: Array, column: Array) -> Array:
 def _factored(coupling: BlockCoupling) -> FactoredPlan | None:
     """A coupling's factors, in an order in which neighbours are alike, on the CPU; None where it has none."""
     if isinstance(coupling, TiledCoupling):
-        return coupling.factored.on_host()
+        return coupling.factored_plan.on_host()
     power, x, y = True, None, None
     if isinstance(coupling, PotentialCoupling):
         A, B, f, g, x, y = coupling.A, coupling.B, coupling.f, coupling.g, coupling.x, coupling.y
@@ -248,7 +248,7 @@ def between_cells(plan: FactoredPlan) -> tuple[Tensor, Tensor]:
     n, k = plan.shape
     size = max(-(-max(n, k) // CELLS), 1)
     (a, f, p), (b, g, q) = _cells(plan.A, plan.f, size), _cells(plan.B, plan.g, size)
-    W = plan.entries(torch.addmm(g, a, b.T).add_(f[:, None]))
+    W = plan.scores_to_entries(torch.addmm(g, a, b.T).add_(f[:, None]))
     cost = torch.cat((-W, W.new_zeros(1, len(q))))
     alone = max(float(q.sum() - p.sum()), SLACK * float(q.sum()))  # of the columns, in a row more
     rows = torch.cat((p, p.new_tensor([alone]))).numpy()
@@ -277,7 +277,7 @@ def _transformed(plan: FactoredPlan, side: Tensor, own: Tensor, cells: Tensor, o
     for start in range(0, len(side), step):
         part = slice(start, start + step)
         scores = torch.addmm(other, side[part], cells.T).add_(own[part, None])
-        found[part] = plan.entries(scores).sub_(price).amax(1)
+        found[part] = plan.scores_to_entries(scores).sub_(price).amax(1)
     return found.clamp_(min=0.0)
 
 
@@ -287,7 +287,7 @@ def _candidates(
     """Potentials u (N,) that hold for all entries with v (K,), and candidates, CSR (N, K)."""
     raised, parts = u.clone(), []
     noise = torch.rand(plan.size * plan.shape[1] + SHIFTS, generator=rng)
-    for rows, columns, block in plan.above(u, v, bounds, spread):
+    for rows, columns, block in plan.entries_above(u, v, bounds, spread):
         over = block - v[columns]
         most = over.max(1)
         raised[rows] = torch.maximum(u[rows], most.values)

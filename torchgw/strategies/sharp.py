@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.rounding import feasible
+from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient, dense
@@ -110,7 +110,7 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual = start.column_dual(problem.masses[1])
     if problem.model.plain:
-        return frank_wolfe(descent.first, feasible(plan, p, q), dual, TransportPlans(p, q), descent.loop())[0]
+        return frank_wolfe(descent.first, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.loop())[0]
     form = descent.forms[0]
     found, _ = frank_wolfe(form, form.entered(plan), form.duals(dual), form.plans(False, True), descent.loop())
     return replace(found, plan=form.left(found.plan))
@@ -277,7 +277,7 @@ class _Descent:
             found, status = matched
             plan, dual = found.plan, found.dual + wide.b
         else:
-            plan = feasible(plan.to(torch.float64, copy=True), p, q)
+            plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
             between = self._between_factors(first, plan, dual, kept)
         if matched is not None and matched[0].whole:
             cost = FactoredCost.from_matrix(matched[0].cost, wide.a, wide.b) if leading else None

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings.rounding import RoundedTiles, round_tiles, swept
+from torchgw.couplings.rounding import TileRounding, round_tiles, sweep_tiles
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.kernels import LN2
@@ -169,7 +169,7 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     tiles, omitted = kept_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
     told = [reached.double()]
     if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
-        f, g, raised = swept(problem.kernels.tiled, A, B, tiles, f, g, p, q)
+        f, g, raised = sweep_tiles(problem.kernels.tiled, A, B, tiles, f, g, p, q)
         told.append(raised)
     largest, *more = fetched(torch.stack(told))[0].tolist()
     for raised in more:
@@ -208,7 +208,7 @@ class _Read(NamedTuple):
     marginals: tuple[Tensor, Tensor]
 
 
-def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[RoundedTiles, _Read]:
+def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[TileRounding, _Read]:
     """The rounded plan, and its products with the factors of spaces and costs."""
     model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
     # Rules beside huge masses cost so little that float32 would lose it; by a power of two no other bit changes.
@@ -257,7 +257,7 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
     return core, inner, (rows, columns)
 
 
-def _coupling(problem: StreamedProblem, kept: Kept, rounded: RoundedTiles) -> TiledCoupling:
+def _coupling(problem: StreamedProblem, kept: Kept, rounded: TileRounding) -> TiledCoupling:
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
     A, B = ranks.joined(kept.plan.A, len(rows), UNIT), ranks.joined(kept.plan.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns)

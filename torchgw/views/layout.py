@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.couplings.blocks import in_blocks
+from torchgw.couplings.blocks import as_block_coupling
 from torchgw.linalg.centring import centred_modes
 from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -107,7 +107,7 @@ def side(result: Placed, which: int, given: Any = None, other: Array | None = No
         return found
     start = None
     if other is not None and other.shape[1] == 2:
-        coupling = in_blocks(result.coupling, "a layout")
+        coupling = as_block_coupling(result.coupling, "a layout")
         start = np.column_stack([averages(coupling, column) for column in other.T.astype(np.float64)])
     return Layout(of_graph(found, start), "a layout of its graph", edges_of(found))
 

@@ -40,7 +40,7 @@ def matches_of(coupling: BlockCoupling, chosen: Tensor, axis: int, k: int) -> Ma
     O(m K) time for rows, O(m N) for columns, times the rank of the plan where it is not stored; of many points of a
     large plan, a pass over its kept tiles, outside of which its correction alone counts.
     """
-    read = coupling if axis == 1 else coupling.turned()
+    read = coupling if axis == 1 else coupling.transpose()
     k = min(k, read.shape[1])
     chosen = chosen.to(read.device)
     if isinstance(read, TiledCoupling) and len(chosen) * read.shape[1] > WHOLE_ROWS:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.couplings.reader import leading_group
+from torchgw.couplings.reader import find_heaviest_group
 from torchgw.types import Array
 
 FEW = 20  # distinct integers that are taken for labels
@@ -98,7 +98,7 @@ def carried(coupling: BlockCoupling, given: Numbers | Labels) -> Numbers | Label
     O(N K) time for numbers, for labels times their number; never N x K memory.
     """
     if isinstance(given, Labels):
-        return Labels(leading_group(coupling, given.codes, len(given.names)), given.names)
+        return Labels(find_heaviest_group(coupling, given.codes, len(given.names)), given.names)
     return Numbers(averages(coupling, given.values))
 
 
