@@ -1,7 +1,7 @@
 """Measured figures of the prose, taken from the stored results so that no page states one by hand.
 
 A figure stands between ``<!-- figure NAME -->`` and ``<!-- end -->``, within a line and not first in it. NAME is
-SUITE:WHAT, then a ":" before each word that says which of several is meant: ``peers:times:POT entropic:1000``.
+SUITE:WHAT, then a ":" before each word that says which of several is meant: ``peers:times:POT entropy_term:1000``.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify, leading
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.leading import LeadingGradient, MatchingGradient
-from torchgw.objective.permuted import FactoredPermutations, LedPermutations
+from torchgw.objective.leading import MatchingGradient, SurrogateGradient
+from torchgw.objective.permuted import ExactPermutations, FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.assignment import Cross
@@ -107,19 +107,19 @@ def _of_plans(_: Any, plan: Any, *__: Any) -> tuple[int, ...]:
 
 EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (ExactGradient, "cost", _of_terms),
-    (ExactGradient, "of_core", _of_terms),
-    (LeadingGradient, "at", _of_terms),
-    (LeadingGradient, "at_entries", _of_terms),
+    (ExactGradient, "cost_from_core", _of_terms),
+    (SurrogateGradient, "correct_at", _of_terms),
+    (SurrogateGradient, "correct_at_sparse", _of_terms),
     (leading, "stored_cost", _of_terms),
     (certify, "stored_cost", _of_terms),
     (certify, "cost_of_core", lambda left, right, *_: (len(left[0]), len(right[0]))),
     (MatchingGradient, "__call__", _of_exact),
     (MatchingGradient, "change", _of_exact),
     (MatchingGradient, "cross", _of_exact),
-    (FactoredPermutations, "at", _of_terms),
-    (FactoredPermutations, "moved", _of_terms),
-    (LedPermutations, "at", _of_terms),
-    (LedPermutations, "moved", _of_terms),
+    (FactoredPermutations, "cost_of", _of_terms),
+    (FactoredPermutations, "update_cost", _of_terms),
+    (ExactPermutations, "cost_of", _of_terms),
+    (ExactPermutations, "update_cost", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),

@@ -18,7 +18,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.leading import LeadingGradient
+from torchgw.objective.leading import SurrogateGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
@@ -111,10 +111,10 @@ def test_each_conditional_gradient_step_counts_once():
 def test_evaluations_within_another_and_those_of_other_plans_are_told_apart():
     gradient, plan, p, q = plain(12, 9)
     few, corner, r, s = plain(5, 4)
-    led = LeadingGradient(gradient, p, q, torch.Generator().manual_seed(0))
+    led = SurrogateGradient(gradient, p, q, torch.Generator().manual_seed(0))
     loss = PairLoss.of(SQUARE, distances(5, 0), distances(4, 1))
     with net.evaluations() as counted:
-        led.at(plan, p)  # which calls two others
+        led.correct_at(plan, p)  # which calls two others
         gradient(plan, p)
         few(corner, r)
         loss.cost(corner.plan.expand(3, 5, 4), r.expand(3, 5), s.expand(3, 4))

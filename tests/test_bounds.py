@@ -17,7 +17,7 @@ from torchgw.kernels import blocks
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed
 from torchgw.objective import bounds as bounds_module
 from torchgw.objective.bounds import consistent_bound, first_bound, gap, lowest_cost, second_bound
-from torchgw.objective.certify import certify, linear_bound, read_stored, read_streamed
+from torchgw.objective.certify import certify, linear_bound, read_block_plan, read_dense_plan
 from torchgw.objective.exact import ExactGradient, factored_mean_squares
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import Control
@@ -219,16 +219,16 @@ def test_a_streamed_plan_has_the_certificate_of_the_stored_one() -> None:
     P, Q = torch.from_numpy(p), torch.from_numpy(q)
     model, gen = Model(P, Q, 1e-3), torch.Generator().manual_seed(0)
     stored = DenseCoupling(torch.from_numpy(random_plan(p, q, rng)))
-    whole = read_stored(stored, spaces, model, 2**30, gen)
+    whole = read_dense_plan(stored, spaces, model, 2**30, gen)
     DX, DY = (all_rows(space).numpy() for space in spaces)
     value = float((linearised_cost(DX, DY, stored.plan.numpy()) * stored.plan.numpy()).sum())
     assert whole.quadratic.value == pytest.approx(value, rel=1e-10)
     factors = [space.factors() for space in spaces]
     x, y = (Control(*f, factored_mean_squares(*f, mass)) for f, mass in zip(factors, (P, Q), strict=True))
     product = x.F.T @ stored.apply(y.F, 1)
-    factored = read_streamed(stored, product, spaces, (x, y), (P, Q), 0, gen)
-    plain = read_streamed(stored, None, spaces, (x, y), (P, Q), 2**30, gen)
-    sampled = read_streamed(stored, None, spaces, (x, y), (P, Q), 0, gen)
+    factored = read_block_plan(stored, product, spaces, (x, y), (P, Q), 0, gen)
+    plain = read_block_plan(stored, None, spaces, (x, y), (P, Q), 2**30, gen)
+    sampled = read_block_plan(stored, None, spaces, (x, y), (P, Q), 0, gen)
     assert factored.quadratic.value == pytest.approx(value, rel=1e-10)
     assert plain.quadratic.value == pytest.approx(value, rel=1e-10)
     torch.testing.assert_close(factored.cost.rows(slice(None)), whole.cost.rows(slice(None)))
@@ -253,9 +253,9 @@ def test_for_a_certificate_of_hard_marginals_a_gpu_is_waited_for_once(marginals:
             P, Q, plan, dual = (each.to(device) for each in given)
             x, y = (space.to(device, torch.float64) for space in spaces)
             model, before = Model(P, Q, 1e-3, marginals), simulation.n_waits
-            read = read_stored(DenseCoupling(plan), (x, y), model, 2**30, torch.Generator(device))
+            read = read_dense_plan(DenseCoupling(plan), (x, y), model, 2**30, torch.Generator(device))
             found.append(certify(read, dual, (x, y), model, 1.0)[1])
-        assert simulation.n_waits - before == (1 if model.fixed else 2)
+        assert simulation.n_waits - before == (1 if model.has_hard_marginals else 2)
     assert found[0].stationarity == pytest.approx(found[1].stationarity, rel=1e-9)
     assert found[0].lower_bound == pytest.approx(found[1].lower_bound, abs=1e-3)
 

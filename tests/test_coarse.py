@@ -55,7 +55,7 @@ def test_the_exact_gradient_is_the_four_index_sum(left: str, right: str, n: int,
     small = torch.from_numpy(rng.uniform(size=(3, 2)))
     spread = torch.zeros(n, k, dtype=F64)
     spread[i[:, None], j] = small
-    few = gradient.of_points(i, j, small)
+    few = gradient.cost_between_points(i, j, small)
     np.testing.assert_allclose(few.U @ few.V.T, DX @ spread.numpy() @ DY, atol=1e-12)
 
 

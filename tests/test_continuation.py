@@ -37,7 +37,7 @@ from torchgw import (
 from torchgw.kernels import blocks
 from torchgw.losses import KULLBACK_LEIBLER as KL
 from torchgw.objective import gain
-from torchgw.objective.gain import deviation, linear_gain, moments, product_plan
+from torchgw.objective.gain import deviation, linear_energy_scale, moments, product_plan
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import AUTO_START
@@ -71,7 +71,9 @@ def test_the_gain_of_copies_is_the_energy_of_the_product_plan() -> None:
     space, p = provider(RNG.normal(size=(40, 3))), masses(40, 40)[0]
     D = space.matrix.double()
     mean, square = float(p @ D @ p), float(p @ D**2 @ p)
-    assert product_plan(Model(p, p, 0.0), (space, space), 1.0).gain == pytest.approx(2 * (square - mean**2), rel=1e-12)
+    assert product_plan(Model(p, p, 0.0), (space, space), 1.0).energy_scale == pytest.approx(
+        2 * (square - mean**2), rel=1e-12
+    )
 
 
 def test_no_plan_gains_more() -> None:
@@ -80,8 +82,8 @@ def test_no_plan_gains_more() -> None:
     D, E = (space.matrix.double() for space in spaces)
     product = float((D**2).mean() + (E**2).mean() - 2 * D.mean() * E.mean())
     best = min(float((D - E[order][:, order]).square().mean()) for order in map(RNG.permutation, [6] * 500))
-    assert 0.2 * (product - best) < product_plan(Model(uniform, uniform, 0.0), spaces, 1.0).gain
-    assert product - best <= product_plan(Model(uniform, uniform, 0.0), spaces, 1.0).gain
+    assert 0.2 * (product - best) < product_plan(Model(uniform, uniform, 0.0), spaces, 1.0).energy_scale
+    assert product - best <= product_plan(Model(uniform, uniform, 0.0), spaces, 1.0).energy_scale
 
 
 def test_every_provider_tells_about_the_same_deviation() -> None:
@@ -108,7 +110,7 @@ def test_rows_stand_for_all_where_points_are_many() -> None:
     assert deviation(moments(near, mass)) == pytest.approx(math.sqrt(square - mean**2), rel=0.02)
     M = torch.from_numpy(cdist(points, other))
     least = max(float(mass @ M.amin(1)), float(more @ M.amin(0)))
-    found = linear_gain(FactoredCost.from_matrix(M), mass, more)
+    found = linear_energy_scale(FactoredCost.from_matrix(M), mass, more)
     assert found == pytest.approx(float(mass @ M @ more) - least, rel=0.05)
 
 
@@ -124,20 +126,20 @@ def test_rows_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_constant_in_the_cost_is_no_gain() -> None:
     M, (p, q) = RNG.random((30, 40)), masses(30, 40)
-    one, other = (linear_gain(FactoredCost.from_matrix(torch.from_numpy(M + c)), p, q) for c in (0.0, 1e3))
+    one, other = (linear_energy_scale(FactoredCost.from_matrix(torch.from_numpy(M + c)), p, q) for c in (0.0, 1e3))
     assert one == pytest.approx(other, rel=1e-9)
     factored = FactoredCost.squared_distance(torch.from_numpy(M[:, :3]), torch.from_numpy(M.T[:, :3]))
     stored = FactoredCost.from_matrix(factored.rows(slice(None)))
-    assert linear_gain(factored, p, q) == pytest.approx(linear_gain(stored, p, q), rel=1e-9)
+    assert linear_energy_scale(factored, p, q) == pytest.approx(linear_energy_scale(stored, p, q), rel=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_parts_are_weighed_as_in_the_linear_problem(alpha: float) -> None:
     spaces, (p, q) = (provider(SPIRAL), provider(ROLL)), masses(len(SPIRAL), len(ROLL))
     cost = FactoredCost.from_matrix(torch.from_numpy(RNG.random((len(p), len(q)))))
-    quadratic = product_plan(Model(p, q, 0.0), spaces, 1.0).gain
-    linear = linear_gain(cost, p, q)
-    found = product_plan(Model(p, q, 0.0, alpha=alpha, beta=1 - alpha, cost=cost), spaces, 1.0).gain
+    quadratic = product_plan(Model(p, q, 0.0), spaces, 1.0).energy_scale
+    linear = linear_energy_scale(cost, p, q)
+    found = product_plan(Model(p, q, 0.0, alpha=alpha, beta=1 - alpha, cost=cost), spaces, 1.0).energy_scale
     assert found == pytest.approx((alpha * quadratic + (1 - alpha) / 2 * linear) / (alpha + (1 - alpha) / 2))
 
 
@@ -146,7 +148,7 @@ def test_other_losses_count_what_their_cross_term_can_gain() -> None:
     D, E = (space.matrix.double() for space in spaces)
     h1, h2 = KL.h1(D), KL.h2(E)
     sd = [math.sqrt(float(m @ h**2 @ m - (m @ h @ m) ** 2)) for h, m in ((h1, p), (h2, q))]
-    assert product_plan(Model(p, q, 0.0, loss=KL), spaces, 1.0).gain == pytest.approx(sd[0] * sd[1], rel=1e-6)
+    assert product_plan(Model(p, q, 0.0, loss=KL), spaces, 1.0).energy_scale == pytest.approx(sd[0] * sd[1], rel=1e-6)
 
 
 def test_where_nothing_can_be_gained_the_unit_stands_for_it() -> None:

@@ -20,7 +20,7 @@ from torchgw.linalg.eigenpairs import lanczos
 from torchgw.linalg.matrix_functions import Exponential
 from torchgw.linalg.operators import matvec
 from torchgw.marginals import Marginals
-from torchgw.objective.divergence import negentropy, relative_entropy, squared
+from torchgw.objective.divergence import negentropy, product_divergence, relative_entropy
 from torchgw.objective.hessian import Hessian
 from torchgw.objective.model import Model, divergences
 from torchgw.report.sentences import certainties
@@ -57,7 +57,7 @@ def objective(T: Tensor, D: Tensor, E: Tensor, model: Model) -> Tensor:
     reference = model.p.sum() * model.q.sum()
     entropy = relative_entropy(negentropy(T), rows, columns, model.p, model.q) - T.sum() + reference
     linear = torch.zeros(()) if model.cost is None else (model.cost.rows(slice(None)) * T).sum()
-    double = quadratic + double + model.epsilon * squared(entropy, T.sum(), reference)
+    double = quadratic + double + model.epsilon * product_divergence(entropy, T.sum(), reference)
     return model.alpha * double + model.beta * (linear + single + model.epsilon * entropy)
 
 

@@ -27,7 +27,7 @@ from torchgw.objective import bounds
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
-from torchgw.objective.value import affordable, exact_objective, sampled_objective
+from torchgw.objective.value import exact_objective, is_affordable, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.sampled import Plateau, observe, stopping_status
 
@@ -168,11 +168,11 @@ def test_the_sampled_objective_is_within_four_of_its_standard_errors() -> None:
 
 def test_what_is_affordable_depends_on_memory_searches_and_factors() -> None:
     x, y = (PrecomputedDistances(random_distances(n, np.random.default_rng(5))) for n in (30, 40))
-    assert affordable(x, y, 8 * 3 * 30 * 40)
-    assert not affordable(x, y, 8 * 3 * 30 * 40 - 1)
+    assert is_affordable(x, y, 8 * 3 * 30 * 40)
+    assert not is_affordable(x, y, 8 * 3 * 30 * 40 - 1)
     factored = EuclideanDistances(np.random.default_rng(6).normal(size=(5000, 2)), squared=True)
-    assert affordable(factored, factored, 1000)
-    assert not affordable(x, factored, 8 * 30**2 - 1)
+    assert is_affordable(factored, factored, 1000)
+    assert not is_affordable(x, factored, 8 * 30**2 - 1)
 
 
 def test_a_falling_cost_is_never_stale_and_a_flat_one_is() -> None:

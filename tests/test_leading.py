@@ -13,7 +13,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.objective import leading
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import LeadingGradient, MatchingGradient, leading_factors, stored_cost
+from torchgw.objective.leading import MatchingGradient, SurrogateGradient, compute_surrogate_factors, stored_cost
 from torchgw.objective.value import exact_objective
 from torchgw.solvers import problem
 from torchgw.solvers.transport_lp import transport
@@ -68,14 +68,14 @@ def led(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("n", "d"), [(63, 2), (301, 10)])
 def test_the_residual_is_the_relative_error_of_centred_distances(n: int, d: int) -> None:
     D, m = cloud(n, d), masses(n)
-    found = leading_factors(D, m, torch.Generator().manual_seed(0), most=20)
+    found = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), most=20)
     error = centred(D, m) - centred((found.F * found.signs) @ found.F.T, m)
     assert found.residual == pytest.approx(float(error.norm() / centred(D, m).norm()), rel=1e-6)
 
 
 def test_leading_factors_are_hardly_worse_than_the_best_of_their_rank() -> None:
     D, m = cloud(301, 3), masses(301)
-    found = leading_factors(D, m, torch.Generator().manual_seed(0), most=30)
+    found = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), most=30)
     values = torch.linalg.eigvalsh(centred(D, m)).square().sort(descending=True)[0]
     best = float(values[30:].sum() / values.sum()) ** 0.5
     assert found.F.shape == (301, 32)
@@ -84,21 +84,21 @@ def test_leading_factors_are_hardly_worse_than_the_best_of_their_rank() -> None:
 
 def test_a_residual_that_is_asked_for_is_met_with_few_factors() -> None:
     D, m = cloud(301, 2), masses(301)
-    found = leading_factors(D, m, torch.Generator().manual_seed(0), residual=0.05, most=100)
-    fewer = leading_factors(D, m, torch.Generator().manual_seed(0), most=found.F.shape[1] - 4)
+    found = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), residual=0.05, most=100)
+    fewer = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), most=found.F.shape[1] - 4)
     assert found.residual <= 0.05 < fewer.residual
 
 
 def test_factors_keep_eigenvalues_of_both_signs_and_are_exact_where_the_rank_is_small() -> None:
     x = torch.linspace(0, 1, 90, dtype=torch.float64)
     S = torch.outer(x, x) - torch.outer(x.square(), x.square()) + torch.outer(x.sin(), x.sin())
-    found = leading_factors(S, masses(90), torch.Generator().manual_seed(0), residual=1e-6)
+    found = compute_surrogate_factors(S, masses(90), torch.Generator().manual_seed(0), residual=1e-6)
     assert {-1.0, 1.0} == set(found.signs[:-2].tolist())
     torch.testing.assert_close((found.F * found.signs) @ found.F.T, S, rtol=0, atol=1e-7)
 
 
 def test_points_that_coincide_have_factors_without_error() -> None:
-    found = leading_factors(torch.zeros(9, 9), torch.ones(9), torch.Generator().manual_seed(0))
+    found = compute_surrogate_factors(torch.zeros(9, 9), torch.ones(9), torch.Generator().manual_seed(0))
     assert found.residual == 0.0
     torch.testing.assert_close((found.F * found.signs) @ found.F.T, torch.zeros(9, 9), rtol=0, atol=1e-6)
 
@@ -126,10 +126,10 @@ def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: b
     if relaxed:
         T = T * torch.linspace(0.5, 2, 63)
     other = torch.lerp(T, T.roll(1, 0), 0.01)
-    gradient = LeadingGradient(exact, p, q, torch.Generator().manual_seed(0))
+    gradient = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0))
     whole = slice(0, 101)
 
-    def errors(gradient: LeadingGradient) -> list[float]:
+    def errors(gradient: SurrogateGradient) -> list[float]:
         found = []
         for plan in (T, other):
             ends = plan.sum(1), plan.sum(0)
@@ -137,7 +137,7 @@ def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: b
             found.append(float((gradient(DenseCoupling(plan), *ends).rows(whole) - wanted).abs().max()))
         return found
 
-    before, after = errors(gradient), errors(gradient.at(DenseCoupling(T), T.sum(1), T.sum(0)))
+    before, after = errors(gradient), errors(gradient.correct_at(DenseCoupling(T), T.sum(1), T.sum(0)))
     assert after[0] < 1e-14
     assert after[1] < 0.05 * before[1]
 
@@ -164,11 +164,11 @@ def test_a_gradient_corrected_at_a_plan_of_few_entries_is_exact_there() -> None:
     D, E = (torch.from_numpy(each) for each in noisy_pair(140, 110, 3))
     p, q = torch.full((140,), 1 / 140, dtype=torch.float64), torch.full((110,), 1 / 110, dtype=torch.float64)
     exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
-    led = LeadingGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
+    led = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
     plan = SparseCoupling.of(
         transport((D[:, :110] - E[:1]).numpy(), p.numpy(), q.numpy(), [np.zeros(110)]).plan, p.device
     )
-    expected, found = exact(plan, p).rows(slice(None)), led.at_entries(plan, p)(plan, p).rows(slice(None))
+    expected, found = exact(plan, p).rows(slice(None)), led.correct_at_sparse(plan, p)(plan, p).rows(slice(None))
     off = float((led(plan, p).rows(slice(None)) - expected).abs().max())
     assert float((found - expected).abs().max()) < 1e-6 * off
     assert off > 1e-4
@@ -179,7 +179,7 @@ def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape:
     D, E = (torch.from_numpy(each) for each in noisy_pair(140, 110, 3)[:: 1 if shape[0] == 140 else -1])
     p, q = (torch.full((n,), 1 / n, dtype=torch.float64) for n in shape)
     exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
-    led = LeadingGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
+    led = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
     rng = np.random.default_rng(4)
     C = rng.normal(size=shape)
     first = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
@@ -189,8 +189,11 @@ def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape:
     one = SparseCoupling.of(first, p.device)
     for other, few in ((near, True), (first.copy(), True), (far, False)):
         two = SparseCoupling.of(other, p.device)
-        assert (leading._apart(two, one) is not None) == few
-        afresh, further = led.at_entries(two, p).rest, led.at_entries(one, p).at_entries(two, p).rest
+        assert (leading._plan_difference(two, one) is not None) == few
+        afresh, further = (
+            led.correct_at_sparse(two, p).rest,
+            led.correct_at_sparse(one, p).correct_at_sparse(two, p).rest,
+        )
         torch.testing.assert_close(further, afresh, rtol=0, atol=1e-14)
 
 
@@ -206,8 +209,8 @@ def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
         monkeypatch.setattr(problem, name, value)
     monkeypatch.setattr(sharp, "FACTORED_PAIRS", 1)
     corrected: list[float] = []
-    at_entries = LeadingGradient.at_entries
-    monkeypatch.setattr(LeadingGradient, "at_entries", lambda *own: corrected.append(1.0) or at_entries(*own))
+    at_entries = SurrogateGradient.correct_at_sparse
+    monkeypatch.setattr(SurrogateGradient, "correct_at_sparse", lambda *own: corrected.append(1.0) or at_entries(*own))
     found = quietly(torchgw.gw_align, *spaces, **given)
     assert corrected
     assert found.value <= 1.01 * by_matrices.value

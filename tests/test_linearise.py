@@ -103,7 +103,7 @@ def test_the_cost_is_half_the_derivative_of_the_objective(name: str, given: str,
     costs = oracle.pair_costs(problem)
     (T,) = plans_of(problem, 1)
     coupling = DenseCoupling(torch.from_numpy(T))
-    cost, value = gradient.evaluated(coupling, model.p)
+    cost, value = gradient.evaluate(coupling, model.p)
     chat = cost.rows(slice(None))
     assert float(value) == pytest.approx(oracle.objective_from(problem, T, costs).value, rel=1e-10)
     torch.testing.assert_close(gradient(coupling, model.p).rows(slice(None)), chat)
@@ -138,7 +138,7 @@ def test_the_costs_of_a_batch_are_those_of_its_plans(name: str, cost: str) -> No
     epsilons = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
     score, (a, b) = found.stored_score(epsilons), found.offsets(epsilons)
     for row, plan in enumerate(plans):
-        own, value = gradient.evaluated(DenseCoupling(plan), model.p)
+        own, value = gradient.evaluate(DenseCoupling(plan), model.p)
         e = float(epsilons[row])
         torch.testing.assert_close(score[row] - a[row][:, None] - b[row], -own.rows(slice(None)) / (e * math.log(2)))
         assert float(values[row]) == pytest.approx(float(value), rel=1e-9)
@@ -151,7 +151,7 @@ def test_divergences_are_those_of_the_measures_and_of_their_products() -> None:
     pairs = x[:, :, None] * x[:, None], a[:, :, None] * a[:, None]
     of_pairs = divergence.kl(*(side.flatten(1) for side in pairs))
     single = divergence.kl(x, a)
-    torch.testing.assert_close(divergence.squared(single, x.sum(-1), a.sum(-1)), of_pairs)
+    torch.testing.assert_close(divergence.product_divergence(single, x.sum(-1), a.sum(-1)), of_pairs)
     expected = [oracle.kl_div(*side).sum() for side in zip(x.numpy(), a.numpy(), strict=True)]
     np.testing.assert_allclose(single, expected)
     near = a * (1 + 1e-9)

@@ -18,8 +18,8 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, gap, monotone_coupling
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import LeadingGradient
-from torchgw.objective.permuted import FactoredPermutations, permutations
+from torchgw.objective.leading import SurrogateGradient
+from torchgw.objective.permuted import FactoredPermutations, make_permutation_objective
 from torchgw.persist.watch import Watch
 from torchgw.solvers import frank_wolfe as solver
 from torchgw.solvers import transport_lp
@@ -356,11 +356,11 @@ def permuted(n: int, led: bool) -> tuple[FactoredPermutations, torch.Tensor, tor
     Y = X[torch.randperm(n, generator=draws)] + 0.01 * torch.randn(n, 3, dtype=torch.float64, generator=draws)
     D, E = (torch.cdist(points, points) / 8 for points in (X, Y))
     exact = ExactGradient(*(PrecomputedDistances.stored_matrix(matrix, 1.0) for matrix in (D, E)), p, p)
-    leading = LeadingGradient(exact, p, p, draws)
-    found = permutations(leading)
+    leading = SurrogateGradient(exact, p, p, draws)
+    found = make_permutation_objective(leading)
     assert found is not None
     sides = ((found.left, D), (found.right, E))
-    return found if led else found.led_to(D, E), *(dense_of(side, led) for side in sides)
+    return found if led else found.with_distances(D, E), *(dense_of(side, led) for side in sides)
 
 
 def dense_of(side: tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor], led: bool) -> torch.Tensor:
@@ -374,9 +374,9 @@ def test_the_cost_of_permutations_and_its_changes_are_those_of_their_plans(led: 
     one = torch.randperm(90, generator=torch.Generator().manual_seed(1))
     few, all_others = one.clone(), one.flip(0)
     few[:7] = one[:7].roll(1)
-    cost = found.at(one)
+    cost = found.cost_of(one)
     for old, new in ((None, one), (one, few), (few, all_others)):
-        cost = cost if old is None else found.moved(cost, old, new)
+        cost = cost if old is None else found.update_cost(cost, old, new)
         torch.testing.assert_close(cost, -2 / 90 * D @ E[new], rtol=0, atol=1e-10)
 
 
@@ -409,7 +409,7 @@ def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
     end, status = permute(convex, start, dual, Loop(Watch(), History(), 100, 1e-9, -1e9))
     assert status is Status.SETTLED
     assert not end.whole
-    torch.testing.assert_close(end.cost, convex.at(end.match), rtol=0, atol=1e-12)
+    torch.testing.assert_close(end.cost, convex.cost_of(end.match), rtol=0, atol=1e-12)
 
 
 def test_the_hardest_of_two_hundred_problems_ends_in_the_best_permutation() -> None:

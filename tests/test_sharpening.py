@@ -104,9 +104,9 @@ def test_factors_that_were_looked_for_are_kept_and_counted(tmp_path: Path, monke
     def slow(*given: Any) -> Any:
         looked_for.append(1)
         time.sleep(0.2)
-        return leading.leading_factors(*given)
+        return leading.compute_surrogate_factors(*given)
 
-    monkeypatch.setattr(led, "leading_factors", slow)
+    monkeypatch.setattr(led, "compute_surrogate_factors", slow)
     X, Y, _ = cloud(150, 2, noise=0.0)
     given = {"distances": "euclidean", "options": GWOptions(strategy="streaming"), "epsilon": 1e-3, "random_state": 0}
     cut = quietly(gw_align, X, Y, **given, callback=lambda progress: True, checkpoint=tmp_path / "solve")

@@ -16,7 +16,7 @@ from tests.problems import daily
 from tests.test_models import OPTIONS, matrix_of, posed, solved
 from torchgw import GWOptions, LadderOptions, Partial, Supervision, SupervisionWarning, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.objective.supervision import _forbidden, _known
+from torchgw.objective.supervision import _forbidden_penalty, _pair_penalty
 from torchgw.strategies import within_memory
 
 X, ANGLE_X = make_spiral(200)
@@ -55,10 +55,10 @@ def test_rules_of_pairs_are_the_penalties_they_stand_for(factored: bool) -> None
     for pairs in (np.array([[0, 1], [0, 2], [3, 2], [4, 6]]), np.array([[0, 1], [2, 1], [3, 1], [4, 6]])):
         listed = np.zeros((n, k))
         listed[pairs[:, 0], pairs[:, 1]] = 1.0
-        found = _forbidden(pairs, n, k, factored).rows(slice(0, n))
+        found = _forbidden_penalty(pairs, n, k, factored).rows(slice(0, n))
         np.testing.assert_allclose(found, listed)
         room = [(mass > 0) & (own <= mass) for mass, own in ((listed @ q, p), (p @ listed, q))]
-        found = _known(pairs, p, q, factored).rows(slice(0, n))
+        found = _pair_penalty(pairs, p, q, factored).rows(slice(0, n))
         np.testing.assert_allclose(found, np.where(listed > 0, 0.0, np.add.outer(*(1.0 * side for side in room))))
 
 

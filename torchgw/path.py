@@ -235,7 +235,7 @@ class _Solver:
             warnings.simplefilter("ignore")  # the first solve says it
             request = build_problem(self.X, self.Y, **self.arguments)
             spaces, _ = make_providers(request.spaces, request.options.spaces, request.there)
-        return product_plan(request.model, spaces, unit_of(spaces)).gain
+        return product_plan(request.model, spaces, unit_of(spaces)).energy_scale
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:
         if before is not None:

@@ -84,7 +84,7 @@ class Adjoint:
             right = curvature.read(first.change, first.rows, first.columns)
             found = curvature.solve(respond, right, GMRES_TOLERANCE, self.mode.max_iter)
             residual, n_iter, condition = found.residual, found.n_iter, found.condition
-            first = respond(FactoredCost.weighted_sum([G, curvature.of(found.x, 1 / weight)], [1 / weight, -1.0]))
+            first = respond(FactoredCost.weighted_sum([G, curvature.cost_of(found.x, 1 / weight)], [1 / weight, -1.0]))
         self.report = self._report(residual, n_iter, condition)
         if not self.report.trusted:
             _warn(self.report)

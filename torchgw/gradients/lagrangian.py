@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchgw.gradients.plan_moments import PlanMoments, apply_function
 from torchgw.losses import SQUARE, SeparableLoss
-from torchgw.objective.divergence import relative_entropy, squared
+from torchgw.objective.divergence import product_divergence, relative_entropy
 from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, factored_quadratic, product
 from torchgw.objective.model import Model, divergences, mean_cost
 from torchgw.runtime.autograd import own_copies
@@ -85,7 +85,7 @@ def half_lagrangian(theta: Parameters, plan: PlanMoments, multipliers: tuple[Ten
     entropy = relative_entropy(plan.entropy, rows, columns, theta.p, theta.q)
     divergence = entropy - (m * theta.scale.log() if free else 0.0) - m + reference
     single = single + epsilon * divergence
-    double = double + epsilon * squared(divergence, m, reference)
+    double = double + epsilon * product_divergence(divergence, m, reference)
     if model.alpha > 0 or theta.alpha.requires_grad:
         double = double + quadratic_value(theta.x, theta.y, plan, model.loss)
     if theta.cost is not None:
@@ -99,7 +99,7 @@ def half_lagrangian(theta: Parameters, plan: PlanMoments, multipliers: tuple[Ten
 
 def penalty_growth(theta: Parameters, model: Model) -> Tensor:
     """The penalties of pairs over those of the model, which are divided by the scale of its masses: one."""
-    return math.exp(model.logarithm) / theta.scale
+    return math.exp(model.log_mass_scale) / theta.scale
 
 
 def quadratic_value(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQUARE) -> Tensor:

@@ -40,7 +40,7 @@ def spectral_trace(
     """tr f(A) () of a stored plan with hard marginals, between scaled symmetric distances (N, N), (K, K)."""
     plan, model = hessian.respond.plan, hessian.curvature.model
     assert isinstance(plan, DenseCoupling)
-    assert model.fixed
+    assert model.has_hard_marginals
     shape, root = plan.shape, (plan.plan / (model.epsilon * hessian.weight)).sqrt()
 
     def product(parameters: tuple[Tensor, ...], Z: Tensor) -> Tensor:

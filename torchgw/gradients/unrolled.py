@@ -35,7 +35,7 @@ def unroll_fixed_point(theta: Parameters, model: Model, plan: Tensor, g: Tensor,
     T, linear = plan, linear_part(theta, model)
     row, column = make_constraints(theta, model)
     # Plans with marginals that give way, and even more those of other losses, can answer each other to and fro.
-    step = OTHER_LOSS_STEP if model.loss is not SQUARE else 1.0 if model.fixed else RELAXED_STEP
+    step = OTHER_LOSS_STEP if model.loss is not SQUARE else 1.0 if model.has_hard_marginals else RELAXED_STEP
     for _ in range(mode.n_outer):
         cost = linear_cost(theta, model, T, loss, linear)
         score = cost * (-LOG2E / model.epsilon)
@@ -82,4 +82,4 @@ def linear_cost(theta: Parameters, model: Model, T: Tensor, loss: PairLoss, line
         constant = plan_constant(model.marginals, model.epsilon, entropy, *ends, logarithm)
     offset = model.epsilon * logarithm if free else 0.0
     weights = Weights.of(theta.alpha, theta.beta, mass, constant, offset=offset)
-    return weights.applied(loss.cost(T, plan.rows, plan.columns), linear).rows(slice(None))
+    return weights.combine_costs(loss.cost(T, plan.rows, plan.columns), linear).rows(slice(None))

@@ -110,7 +110,7 @@ def lowest_cost(cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, to
 def first_bound(a: Tensor, b: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Memoli's first lower bound () from mean squared distances a (N,), b (K,)."""
     (x, p_order), (y, q_order) = (means.clamp_min(0.0).sqrt().sort(stable=True) for means in (a, b))
-    return _wasserstein_squared(x, y, p[p_order], q[q_order])
+    return _squared_wasserstein(x, y, p[p_order], q[q_order])
 
 
 def second_bound(
@@ -142,7 +142,7 @@ def _second(source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Te
     width = (high - low).clamp_min(torch.finfo(p.dtype).tiny) / N_BINS
     histograms = (_histogram(space, mass, low, width) for space, mass in ((source, p), (target, q)))
     centres = low + torch.arange(N_BINS + 1, dtype=torch.float64, device=low.device) * width
-    distance = _wasserstein_squared(centres, centres, *histograms).sqrt()
+    distance = _squared_wasserstein(centres, centres, *histograms).sqrt()
     off = 1 + N_BINS * (source.size + target.size) / UNITS if p.is_cuda else 1  # widths
     return distance.sub(width, alpha=off).clamp_min(0.0).square()
 
@@ -172,7 +172,7 @@ def _histogram(space: DistanceProvider, mass: Tensor, low: Tensor, width: Tensor
     return total.to(wanted)
 
 
-def _wasserstein_squared(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
+def _squared_wasserstein(x: Tensor, y: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Squared 2-Wasserstein distance () of rising numbers (N,), (K,) of masses p, q, by the monotone coupling."""
     sides = []
     for number, mass in ((x, p), (y, q)):

@@ -19,11 +19,11 @@ from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import c_transform, dual_bound, gap, lowest_cost, second_bound
 from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
-from torchgw.objective.leading import leads, stored_cost
+from torchgw.objective.leading import should_use_surrogate, stored_cost
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
-from torchgw.objective.value import Objective, affordable, objective, sampled_objective
+from torchgw.objective.value import Objective, is_affordable, objective, sampled_objective
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
@@ -35,7 +35,7 @@ ROUNDING_ERROR, FLOAT32_ERROR = 1e-10, 1e-5  # of the largest squared distance
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class PlanStatistics:
     """The cost of a plan T and its inner products, in units of the scaled squared distance, as numbers or as tensors ()
     that nothing has waited for.
 
@@ -57,25 +57,29 @@ class Evaluated:
     penalty: Tensor | float = 0.0
 
 
-def read_stored(
+def read_dense_plan(
     stored: DenseCoupling,
     spaces: tuple[DistanceProvider, DistanceProvider],
     model: Model,
     max_memory: int,
     generator: torch.Generator,
     cost: FactoredCost | None = None,
-) -> Evaluated:
+) -> PlanStatistics:
     """Of a stored plan (N, K), whose exact ``cost``, its row and column terms means of squares, may be known."""
     rows, columns = model.marginals_of(stored)
     means = None if cost is None else (cost.a, cost.b)
     if cost is not None:
         expected = mean_cost(cost, stored, rows, columns)
         quadratic = Objective(expected, True, 0.0)
-    elif affordable(*spaces, max_memory):
+    elif is_affordable(*spaces, max_memory):
         gradient = ExactGradient(*spaces, rows, columns, model.loss)
         means = gradient.a, gradient.b
         # Products of centred distances are small: float32 leaves an error of 1e-9 in them, and takes half the time.
-        cost = stored_cost(gradient, stored, rows, dtype=torch.float32) if leads(gradient) else gradient(stored, rows)
+        cost = (
+            stored_cost(gradient, stored, rows, dtype=torch.float32)
+            if should_use_surrogate(gradient)
+            else gradient(stored, rows)
+        )
         expected = mean_cost(cost, stored, rows, columns)
         quadratic = Objective(expected, True, 0.0)
     else:
@@ -88,10 +92,10 @@ def read_stored(
     linear, penalty = (
         0.0 if part is None else mean_cost(part, stored, rows, columns) for part in (model.cost, model.penalty)
     )
-    return Evaluated(quadratic, cost, means, expected, (rows, columns), linear, penalty)
+    return PlanStatistics(quadratic, cost, means, expected, (rows, columns), linear, penalty)
 
 
-def read_streamed(
+def read_block_plan(
     coupling: BlockCoupling | None,
     product: Tensor | None,
     spaces: tuple[DistanceProvider, DistanceProvider],
@@ -100,7 +104,7 @@ def read_streamed(
     max_memory: int,
     generator: torch.Generator,
     ranks: Ranks = ALONE,
-) -> Evaluated:
+) -> PlanStatistics:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
     factors, or the ranks' shares of them, and nobody asks the coupling. Elsewhere all distances may be computed where
     they fit ``max_memory``. The caller adds the linear parts of its model."""
@@ -115,7 +119,7 @@ def read_streamed(
         quadratic = Objective(_not_negative(value), True, 0.0)
         means = x.mean_squares, y.mean_squares
         cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, *means)
-    return Evaluated(quadratic, cost, means, quadratic.value, marginals)
+    return PlanStatistics(quadratic, cost, means, quadratic.value, marginals)
 
 
 def _not_negative(value: Tensor | float) -> Tensor | float:
@@ -123,7 +127,7 @@ def _not_negative(value: Tensor | float) -> Tensor | float:
 
 
 def certify(
-    found: Evaluated,
+    found: PlanStatistics,
     dual: Tensor,
     spaces: tuple[DistanceProvider, DistanceProvider],
     model: Model,
@@ -137,13 +141,13 @@ def certify(
     gap is estimated from 1000 rows, for hard marginals, and costs are not searched for a bound.
     """
     rows, columns = found.marginals
-    bounded = model.fixed and model.loss is SQUARE and model.alpha > 0
+    bounded = model.has_hard_marginals and model.loss is SQUARE and model.alpha > 0
     bound = second_bound(*spaces, model.p, model.q, found.means) if bounded else 0.0
     problem = _linear_problem(found, dual, model, sample, ranks)
-    quadratic, linear, penalty, expected, lower, *sides = _numbers(
+    quadratic, linear, penalty, expected, lower, *sides = _to_floats(
         found.quadratic.value, found.linear, found.penalty, found.expected, bound, *(problem or ())
     )
-    values = model.summed(quadratic, linear, penalty, rows, columns)
+    values = model.values_from_parts(quadratic, linear, penalty, rows, columns)
     error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
     # An isometric copy has value and bound at zero, up to rounding.
     lower = model.alpha * max(lower - error * unit, 0.0)
@@ -159,14 +163,14 @@ def certify(
     )
 
 
-def _numbers(*given: Tensor | float) -> list[float]:
+def _to_floats(*given: Tensor | float) -> list[float]:
     """All of them as numbers, those of a device in one transfer."""
     read = iter(fetched(*(each for each in given if isinstance(each, Tensor))))
     return [float(next(read)) if isinstance(each, Tensor) else each for each in given]
 
 
 def _stationarity(
-    model: Model, found: Evaluated, expected: float, linear: float, penalty: float, lowest: float, beside: float
+    model: Model, found: PlanStatistics, expected: float, linear: float, penalty: float, lowest: float, beside: float
 ) -> float:
     """The Frank-Wolfe gap of F without its entropy, by inner products of the plan and its `_linear_problem`."""
     weight = float(model.weight(1.0))
@@ -178,7 +182,7 @@ def _stationarity(
 
 
 def _linear_problem(
-    found: Evaluated, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks
+    found: PlanStatistics, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks
 ) -> tuple[Tensor, Tensor | float] | None:
     """What every plan costs at least in the linear problem around a plan, by dual potentials, and what that plan costs
     there beside <Chat, T>; None where KL leaves the mass free.
@@ -189,7 +193,7 @@ def _linear_problem(
     """
     (p, q), total, varied = model.masses, model.marginals.total, model.marginals.varied
     beside: Tensor | float = 0.0
-    if (model.marginals.free_mass and not varied) or (sample is not None and not model.fixed):
+    if (model.marginals.free_mass and not varied) or (sample is not None and not model.has_hard_marginals):
         return None
     cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
     if sample is not None:
@@ -203,7 +207,7 @@ def _linear_problem(
         b = dual.clamp_max(0.0)
         a = c_transform(replace(cost, a=cost.a - saved), b, q).clamp_max(0.0)
         return dual_bound(a, b, p, q), -saved * mass
-    if not model.fixed and total is None:
+    if not model.has_hard_marginals and total is None:
         sums, rho = found.marginals[1], min(model.marginals.weights)
         if model.marginals.weights[0] < math.inf:
             cost, p, q, sums = cost.T, q, p, found.marginals[0]

@@ -55,22 +55,22 @@ class Curvature:
         return None if self.whole or left is None or right is None else (left[0], right[0])
 
     def read(self, W: BlockCoupling, rows: Tensor, columns: Tensor) -> Tensor:
-        """The numbers of W, whose sums these are, that `of` needs, in one vector."""
+        """The numbers of W, whose sums these are, that `cost_of` needs, in one vector."""
         if self.factors is None:
             assert isinstance(W, DenseCoupling)
             return W.plan.flatten()
         F, G = self.factors
         parts = [(F.T @ W.apply(G, 1)).flatten()]
-        if not self.model.fixed:
+        if not self.model.has_hard_marginals:
             parts += [rows, columns]
         if self.level is not None:
             parts += [mean_cost(self.level, W, rows, columns)[None]]
         return torch.cat(parts)
 
-    def of(self, read: Tensor, factor: float = 1.0) -> FactoredCost:
+    def cost_of(self, read: Tensor, factor: float = 1.0) -> FactoredCost:
         """B W times a factor, from what was read of W."""
         if self.factors is not None:
-            return self.spread(factor * self.weighed(read))
+            return self.to_cost(factor * self.multiply(read))
         model = self.model
         cost, rows, columns = self.quadratic_of(read, *(torch.zeros_like(mass) for mass in model.masses))
         if self.level is None:
@@ -80,25 +80,25 @@ class Curvature:
         found = FactoredCost.weighted_sum([cost, self.level], [model.alpha * factor, model.alpha * factor * mass])
         return replace(found, a=found.a + model.alpha * factor * (level + self._growth * mass))
 
-    def weighed(self, read: Tensor) -> Tensor:
-        """B W, from what was read of W, as the numbers that `spread` makes a cost of: <W', B W> is their inner product
+    def multiply(self, read: Tensor) -> Tensor:
+        """B W, from what was read of W, as the numbers that `to_cost` makes a cost of: <W', B W> is their inner product
         with what is read of W'."""
         if self.factors is None:
-            return self.of(read).rows(slice(None)).flatten()
+            return self.cost_of(read).rows(slice(None)).flatten()
         left, right = self.quadratic.source.factors(), self.quadratic.target.factors()
         assert left is not None
         assert right is not None
         s, t = left[1], right[1]
         core, rows, columns, level = self.parts(read)
         parts = [(-2 * s[:, None] * core * t).flatten()]
-        if not self.model.fixed:
+        if not self.model.has_hard_marginals:
             a, b = self.quadratic.means(rows, columns)
             mass = rows.sum()
             parts += [a if self.level is None else a + level + self._growth * mass, b]
             parts += [] if self.level is None else [mass[None]]
         return self.model.alpha * torch.cat(parts)
 
-    def spread(self, numbers: Tensor) -> FactoredCost:
+    def to_cost(self, numbers: Tensor) -> FactoredCost:
         """The cost (N, K) whose mean over any W is the inner product of the numbers with what is read of W."""
         if self.factors is None:
             return FactoredCost.from_matrix(numbers.view(len(self.model.p), len(self.model.q)))
@@ -107,11 +107,11 @@ class Curvature:
         found = FactoredCost(rows, columns, U, V)
         return found if self.level is None else FactoredCost.weighted_sum([found, self.level], [1.0, level])
 
-    def less(self, numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    def subtract_terms(self, numbers: Tensor, row: Tensor, column: Tensor) -> Tensor:
         """The numbers whose cost is less by row (N,) and column (K,) terms, where they have these."""
         if self.factors is None:
             return (numbers.view(len(row), len(column)) - row[:, None] - column).flatten()
-        if self.model.fixed:
+        if self.model.has_hard_marginals:
             return numbers
         found, first = numbers.clone(), len(numbers) - len(row) - len(column) - (self.level is not None)
         found[first : first + len(row)] -= row
@@ -125,7 +125,7 @@ class Curvature:
         if self.factors is None:
             return n * k
         F, G = self.factors
-        return F.shape[1] * G.shape[1] + (0 if self.model.fixed else n + k) + (self.level is not None)
+        return F.shape[1] * G.shape[1] + (0 if self.model.has_hard_marginals else n + k) + (self.level is not None)
 
     @property
     def _growth(self) -> float:
@@ -138,7 +138,7 @@ class Curvature:
         (F, G), n, k = self.factors, len(self.model.p), len(self.model.q)
         size = F.shape[1] * G.shape[1]
         core, rest = read[:size].view(F.shape[1], G.shape[1]), read[size:]
-        if self.model.fixed:
+        if self.model.has_hard_marginals:
             return core, read.new_zeros(n), read.new_zeros(k), read.new_zeros(())
         return core, rest[:n], rest[n : n + k], rest[n + k :].sum()
 
@@ -148,19 +148,19 @@ class Curvature:
         rows, columns = p.to(read), q.to(read)
         if self.factors is None:
             W = DenseCoupling(read.view(n, k))
-            if not self.model.fixed:
+            if not self.model.has_hard_marginals:
                 rows, columns = W.marginal(1), W.marginal(0)
             return self.quadratic(W, rows, columns), rows, columns
         core, one, other, _ = self.parts(read)
-        rows, columns = (rows, columns) if self.model.fixed else (one, other)
-        return self.quadratic.of_core(core, rows, columns), rows, columns
+        rows, columns = (rows, columns) if self.model.has_hard_marginals else (one, other)
+        return self.quadratic.cost_from_core(core, rows, columns), rows, columns
 
     def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> LinearSolution:
         """(I + S B / w) W = R in terms of what is read of W and R."""
         weight = float(self.model.weight(respond.sums[0].sum()))
 
         def operator(y: Tensor) -> Tensor:
-            found = respond(self.of(y, 1 / weight))
+            found = respond(self.cost_of(y, 1 / weight))
             return y + self.read(found.change, found.rows, found.columns)
 
         restart = RESTART_STORED if self.factors is None else RESTART
@@ -173,4 +173,4 @@ def level_of(cost: FactoredCost, model: Model) -> FactoredCost | None:
     if not model.marginals.free_mass:
         return None
     found = FactoredCost.weighted_sum([cost], [-1.0])
-    return replace(found, a=found.a - model.epsilon * model.logarithm)
+    return replace(found, a=found.a - model.epsilon * model.log_mass_scale)

@@ -35,7 +35,7 @@ RESOLVED = 1e-6  # of the largest distance: distances that differ by less have o
 GIVES = 0.1  # of the largest share of its mass that a point gives: points that give less are left out
 
 
-def looked_at(
+def sample_matches(
     plan: Coupling, spaces: tuple[DistanceProvider, DistanceProvider], rows: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `distance_correlation` is told of a plan. 120 points, drawn evenly by mass, stand for more; 64 where each
@@ -49,7 +49,7 @@ def looked_at(
     p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    return _looked_at(plan, bare(spaces[0]), bare(spaces[1]), rows, p, most)
+    return _sample_matches(plan, bare(spaces[0]), bare(spaces[1]), rows, p, most)
 
 
 def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> float:
@@ -68,7 +68,7 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
     n = int(some.sum())
     if n < LEAST:
         return math.nan
-    A, B = (_centred(_ranked(side[some][:, some])) for side in (D, E))
+    A, B = (_u_centre(_rank_entries(side[some][:, some])) for side in (D, E))
     scale = float(A.norm() * B.norm())
     if scale == 0:
         return math.nan
@@ -77,7 +77,7 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
 
 
 @replayed()
-def _looked_at(
+def _sample_matches(
     plan: Coupling, source: DistanceProvider, target: DistanceProvider, rows: Tensor, p: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Distances (m, m) between at most so many points, drawn evenly by mass, and between their matches; which shares
@@ -85,10 +85,10 @@ def _looked_at(
     every = torch.arange(len(rows), device=rows.device)
     index = every if len(rows) <= most else sample_evenly(rows, most)[0]
     matches = torch.cat([plan.rows(part).argmax(1) for part in parts(index, plan.shape[1])])
-    return _between(source, index), _between(target, matches), rows[index] / p[index], index
+    return _submatrix(source, index), _submatrix(target, matches), rows[index] / p[index], index
 
 
-def _between(space: DistanceProvider, index: Tensor) -> Tensor:
+def _submatrix(space: DistanceProvider, index: Tensor) -> Tensor:
     """Distances (m, m) between the points ``index`` (m,)."""
     space = placed(space, index.device)
     factors = space.factors() if ranks_of(space).count == 1 else None
@@ -98,7 +98,7 @@ def _between(space: DistanceProvider, index: Tensor) -> Tensor:
     return torch.cat([space.rows(part)[:, index] for part in parts(index, space.size)])
 
 
-def _ranked(D: Tensor) -> Tensor:
+def _rank_entries(D: Tensor) -> Tensor:
     """Ranks (n, n) of the entries off the diagonal, less their mean, which U takes away: zeros where all are equal.
     Entries that are equal up to rounding have the mean of their ranks; 0 on the diagonal."""
     off = ~torch.eye(len(D), dtype=torch.bool)
@@ -111,7 +111,7 @@ def _ranked(D: Tensor) -> Tensor:
     return ranks
 
 
-def _centred(R: Tensor) -> Tensor:
+def _u_centre(R: Tensor) -> Tensor:
     """U(R); see the head of this file."""
     n = len(R)
     found = R - (R.sum(1)[:, None] + R.sum(0)) / (n - 2) + R.sum() / ((n - 1) * (n - 2))

@@ -24,7 +24,7 @@ def kl(x: Tensor, a: Tensor) -> Tensor:
     return (x * (_positive(x) / _positive(a)).log() + a - x).sum(-1)
 
 
-def squared(divergence: Tensor, mass: Tensor, reference: Tensor) -> Tensor:
+def product_divergence(divergence: Tensor, mass: Tensor, reference: Tensor) -> Tensor:
     """KL(x (x) x | a (x) a) from KL(x | a), the mass of x and that of a, all (...)."""
     return 2 * mass * divergence + (mass - reference).square()
 

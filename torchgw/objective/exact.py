@@ -58,7 +58,7 @@ class ExactGradient:
     ) -> None:
         self.loss, self.sides = loss, (source, target)
         if loss is SQUARE:
-            self.source, self.target = (multiplied(space, p.device) for space in (source, target))
+            self.source, self.target = (ensure_products(space, p.device) for space in (source, target))
         else:
             self.sides = x, y = PrecomputedDistances.of(source, p.device), PrecomputedDistances.of(target, p.device)
             h1, h2 = loss_factors(loss, x.matrix, y.matrix)
@@ -67,7 +67,7 @@ class ExactGradient:
         self.a, self.b = self.means(p, q)
 
     @property
-    def bare(self) -> ExactGradient:
+    def without_scale(self) -> ExactGradient:
         """The same of spaces with their scaled distances alone, see `torchgw.spaces.scale.bare`."""
         made, known = copy(self), vars(self)
         spaces = {name: bare(known[name]) for name in ("source", "target")}
@@ -83,7 +83,7 @@ class ExactGradient:
         return mean_of(f1, p, is_symmetric(x)), mean_of(f2, q, is_symmetric(y))
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
-        return _cost(self.bare, coupling, p, q) if p.is_cuda else self.cost(coupling, p, q)
+        return _cost(self.without_scale, coupling, p, q) if p.is_cuda else self.cost(coupling, p, q)
 
     def cost(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         """What the gradient is called for."""
@@ -118,14 +118,14 @@ class ExactGradient:
             return symmetric_product(self.source, symmetric_product(self.target, T.T).T)
         return directed_product(partial(product, self.source), partial(product, self.target), T)
 
-    def of_core(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
+    def cost_from_core(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
         """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""
         left, right = self.source.factors(), self.target.factors()
         assert left is not None
         assert right is not None
         return cost_of_core(left, right, product, *self.means(p, q))
 
-    def of_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:
+    def cost_between_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:
         """The cost of a plan T (L, L') that lives on a few points of each space, given by their indices, up to row and
         column terms: those are of the masses that were asked for."""
         left, right = self.source.factors(), self.target.factors()
@@ -200,7 +200,7 @@ def dense(space: DistanceProvider) -> Tensor:
     return space.matrix
 
 
-def multiplied(space: DistanceProvider, device: torch.device) -> DistanceProvider:
+def ensure_products(space: DistanceProvider, device: torch.device) -> DistanceProvider:
     """The space where it has factors or products of its own, else its distances stored as a matrix."""
     by_itself = space.factors() is not None or multiplies(space)
     return space if by_itself else PrecomputedDistances.of(space, device)

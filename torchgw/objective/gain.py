@@ -55,7 +55,7 @@ class ProductPlan(NamedTuple):
     """
 
     chance: float
-    gain: float
+    energy_scale: float
 
 
 def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], unit: float) -> ProductPlan:
@@ -63,7 +63,7 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
     gain where nothing can be gained. O((N + K) r^2) of factored distances, a product with a space that has its own; of
     others 1000 rows of each space, 64 where each row is a search. Of a linear cost 1000 rows and columns, and its mean.
     """
-    return product_plan_of(model, fetched(*product_moments(model, spaces)), unit)
+    return product_plan_from_moments(model, fetched(*product_moments(model, spaces)), unit)
 
 
 def product_moments(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ def product_moments(model: Model, spaces: tuple[DistanceProvider, DistanceProvid
     return tuple(moments(bare(space), mass, model.loss, side) for space, mass, side in sides)
 
 
-def product_plan_of(model: Model, found: Sequence[Tensor], unit: float) -> ProductPlan:
+def product_plan_from_moments(model: Model, found: Sequence[Tensor], unit: float) -> ProductPlan:
     """`product_plan`, by `product_moments` on the host."""
     p, q = (mass / mass.sum() for mass in model.masses)
     chance = gain = 0.0
@@ -85,12 +85,12 @@ def product_plan_of(model: Model, found: Sequence[Tensor], unit: float) -> Produ
         gain += model.alpha * float(deviation(one) * deviation(other))
         chance += model.alpha * max(quadratic, 0.0)
     if model.cost is not None and model.beta > 0:
-        gain += model.beta / 2 * linear_gain(model.cost, *model.masses)
-        chance += model.beta * _independent(model.cost, p, q)
-    if not model.fixed:
+        gain += model.beta / 2 * linear_energy_scale(model.cost, *model.masses)
+        chance += model.beta * _independent_cost(model.cost, p, q)
+    if not model.has_hard_marginals:
         chance += max(float(model.divergences(p, q)), 0.0)
     if model.penalty is not None and model.strength < math.inf:
-        chance += model.strength / model.price * _independent(model.penalty, p, q)
+        chance += model.strength / model.price * _independent_cost(model.penalty, p, q)
     gain /= float(model.weight(1.0))
     return ProductPlan(chance, gain if NONE * unit < gain < math.inf else unit)
 
@@ -129,14 +129,14 @@ def _row_means(space: DistanceProvider, index: Tensor, mass: Tensor, f: Function
     return torch.stack((transformed @ mass, transformed.square() @ mass, f(rows) @ mass), 1)
 
 
-def _independent(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
+def _independent_cost(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
     """<C, p q^T>."""
     cross = (cost.U.T @ p) @ (cost.V.T @ q)
     found = cost.expectation(cross, p, q)
     return float(found if cost.extra is None else found + p @ cost.extra @ q)
 
 
-def linear_gain(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
+def linear_energy_scale(cost: FactoredCost, p: Tensor, q: Tensor) -> float:
     """<M, p q^T> minus the larger mean of row and of column minima, for masses of any sums: per unit of mass."""
     return max(min(_above_least(side, *ends) for side, ends in ((cost, (p, q)), (cost.T, (q, p)))), 0.0)
 

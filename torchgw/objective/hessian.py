@@ -117,7 +117,7 @@ class Hessian:
         return self.curvature.quadratic.a.dtype
 
     @cached_property
-    def _unheld(self) -> Tensor:
+    def _free_diagonal(self) -> Tensor:
         """The diagonal (n,) of M if no marginal were held."""
         plan, (mu, nu), factors = self.respond.plan, self.respond.sums, self.curvature.factors
         if factors is None:
@@ -126,16 +126,16 @@ class Hessian:
         else:
             F, G = (side.square() for side in factors)
             parts = [(F.T @ plan.apply(G, 1)).flatten()]
-            parts += [] if self.curvature.model.fixed else [mu, nu]
+            parts += [] if self.curvature.model.has_hard_marginals else [mu, nu]
             parts += [] if self.curvature.level is None else [mu.new_zeros(1)]
         return torch.cat(parts) / (self.respond.epsilon * self.weight)
 
     def rounding(self, V: Tensor) -> Tensor:
-        return self.respond.tol * (self._unheld @ V.square())
+        return self.respond.tol * (self._free_diagonal @ V.square())
 
     def change(self, v: Tensor) -> PlanSensitivity:
         """W of a vector (n,), with its sums."""
-        return self.respond(self.curvature.spread(v / self.weight))
+        return self.respond(self.curvature.to_cost(v / self.weight))
 
     @cached_property
     def moments(self) -> FactorMoments | None:
@@ -153,17 +153,17 @@ class Hessian:
     def _read(self, v: Tensor) -> tuple[Tensor, Tensor]:
         found = self.change(v)
         read = self.curvature.read(found.change, found.rows, found.columns)
-        return self._without(v, found.a, found.b, found.c), read
+        return self._remove_multipliers(v, found.a, found.b, found.c), read
 
-    def _without(self, v: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def _remove_multipliers(self, v: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """The vector less the multipliers of marginals that hold, which change nothing: they are no part of w L W."""
         h, k = self.respond.stiffness
-        return self.curvature.less(v, self.weight * (a * (h == 1) + c), self.weight * b * (k == 1))
+        return self.curvature.subtract_terms(v, self.weight * (a * (h == 1) + c), self.weight * b * (k == 1))
 
     def _by_moments(self, v: Tensor) -> tuple[Tensor, Tensor]:
         assert self.moments is not None
         assert self.curvature.factors is not None
-        (F, G), respond, fixed = self.curvature.factors, self.respond, self.curvature.model.fixed
+        (F, G), respond, fixed = self.curvature.factors, self.respond, self.curvature.model.has_hard_marginals
         core, row, column, _ = self.curvature.parts(v / self.weight)
         inner_rows = (F * (self.moments.TG @ core.T)).sum(1)
         inner_columns = (G * (self.moments.TtF @ core)).sum(1)
@@ -178,12 +178,12 @@ class Hessian:
         product = self.moments.times(core) + (F * row[:, None]).T @ self.moments.TG
         product = product + self.moments.TtF.T @ (G * column[:, None])
         read = [product.flatten()] if fixed else [product.flatten(), *sums(row, column)]
-        return self._without(v, a, b, c), torch.cat(read) / respond.epsilon
+        return self._remove_multipliers(v, a, b, c), torch.cat(read) / respond.epsilon
 
     def image(self, V: Tensor, U: Tensor) -> Tensor:
-        return V + torch.stack([self.curvature.weighed(u) for u in U.T], 1)
+        return V + torch.stack([self.curvature.multiply(u) for u in U.T], 1)
 
-    def isotropic(self, count: int, generator: torch.Generator) -> Tensor:
+    def draw_isotropic(self, count: int, generator: torch.Generator) -> Tensor:
         """Vectors (n, count) of changes that are drawn alike in all directions, where these are read entry by entry."""
         plan, model = self.respond.plan, self.curvature.model
         assert self.curvature.factors is None

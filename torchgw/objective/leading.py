@@ -49,7 +49,7 @@ ROUNDING, SUMS_ROUNDING = 1e-15, 1e-12  # of the largest entry
 
 
 @dataclass(frozen=True)
-class LeadingFactors:
+class SurrogateFactors:
     """Signed factors of rank r of stored distances D (N, N).
 
     F : (N, r).
@@ -62,9 +62,9 @@ class LeadingFactors:
     residual: float
 
 
-def leading_factors(
+def compute_surrogate_factors(
     D: Tensor, mass: Tensor, generator: torch.Generator, residual: float = RESIDUAL, most: int | None = None
-) -> LeadingFactors:
+) -> SurrogateFactors:
     """Of the least rank found that leaves at most this ``residual``, or of the ``most``; masses (N,) of any sum.
 
     O(N^2 r) work and O(N r) memory beside D; in the dtype of D. Draws from the generator.
@@ -72,7 +72,7 @@ def leading_factors(
     n = len(D)
     most = min(max(n // POINTS_A_RANK, 1), MOST_RANK) if most is None else most
     u = mean_terms(D, mass.to(D.dtype))
-    centred = _centred(D, u, D.dtype)
+    centred = _centre_matrix(D, u, D.dtype)
     whole = sum(float(centred[where].square().sum(dtype=torch.float64)) for where in blocks(n, ROWS))
 
     basis, image, kept = D.new_zeros(n, 0), D.new_zeros(n, 0), 0.0
@@ -104,7 +104,7 @@ def leading_factors(
     signs = torch.cat((values[order].sign().to(D.dtype), D.new_tensor([1.0, -1.0])))
     error = float(left[rank - 1] / whole) ** 0.5 if rank else 0.0
     logger.info("leading factors of %d points: rank %d, residual %.3g", n, rank, error)
-    return LeadingFactors(F, signs, error)
+    return SurrogateFactors(F, signs, error)
 
 
 def _orthogonal(V: Tensor, basis: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ def _orthogonal(V: Tensor, basis: Tensor) -> Tensor:
     return V
 
 
-class LeadingGradient(ExactGradient):
-    """The gradient of leading factors, corrected to the exact one at the plan that `at` was last given, if any.
+class SurrogateGradient(ExactGradient):
+    """The gradient of leading factors, corrected to the exact one at the plan that `correct_at` was last given, if any.
 
     Row and column terms are the exact ones. ``residual`` is the larger one of the factors, ``rest`` (N, K) what a cost
     lacks at that plan, whose ``entries`` are kept where it has few.
@@ -129,7 +129,7 @@ class LeadingGradient(ExactGradient):
         self.rest: Tensor | None = None
         self.entries: SparseCoupling | None = None
         sides = (exact.source, p), (exact.target, q)
-        found = [leading_factors(dense(space), mass, generator, residual) for space, mass in sides]
+        found = [compute_surrogate_factors(dense(space), mass, generator, residual) for space, mass in sides]
         self.residual = max(each.residual for each in found)
         self.source, self.target = (
             FactoredDistances.of(each.F, each.signs, space.scale) for each, (space, _) in zip(found, sides, strict=True)
@@ -142,15 +142,15 @@ class LeadingGradient(ExactGradient):
         cost = super().__call__(coupling, p, q)
         return cost if self.rest is None else replace(cost, extra=self.rest)
 
-    def to(self, dtype: torch.dtype, exact: ExactGradient) -> LeadingGradient:
+    def to(self, dtype: torch.dtype, exact: ExactGradient) -> SurrogateGradient:
         """The factors' gradient in another dtype, uncorrected, that leads to ``exact``."""
-        other = object.__new__(LeadingGradient)
+        other = object.__new__(SurrogateGradient)
         other.exact, other.loss, other.sides, other.a, other.b = exact, exact.loss, exact.sides, exact.a, exact.b
         other.source, other.target = (space.to(exact.a.device, dtype) for space in (self.source, self.target))
         other.rest, other.entries, other.residual = None, None, self.residual
         return other
 
-    def at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> LeadingGradient:
+    def correct_at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> SurrogateGradient:
         """The same, corrected at this plan."""
         other = self.to(p.dtype, self.exact)
         cost, led = stored_cost(self.exact, coupling, p, q), other(coupling, p, q)
@@ -158,15 +158,15 @@ class LeadingGradient(ExactGradient):
         other.rest = cost.extra.addmm_(led.U, led.V.T, alpha=2.0).addmm_(cost.U, cost.V.T, alpha=-2.0)
         return other
 
-    def at_entries(self, plan: SparseCoupling, p: Tensor) -> LeadingGradient:
+    def correct_at_sparse(self, plan: SparseCoupling, p: Tensor) -> SurrogateGradient:
         """The same, corrected at a plan of few entries; O(N K min(N, K)), or O(N K n) from the correction at another
         plan, by the n rows in which they differ."""
         D, E = dense(self.exact.source), dense(self.exact.target)
         T, other = matrix_of(plan), self.to(p.dtype, self.exact)
-        apart = None if self.entries is None or self.rest is None else _apart(plan, self.entries)
+        apart = None if self.entries is None or self.rest is None else _plan_difference(plan, self.entries)
         led = other(plan if apart is None else apart, p)
         if apart is not None and self.rest is not None:
-            rows, part = _of_rows(apart)
+            rows, part = _compress_rows(apart)
             rest = torch.addmm(self.rest, D[:, rows], torch.sparse.mm(part, E), alpha=-2.0)
         else:
             rest = (D @ (T @ E) if plan.shape[0] <= plan.shape[1] else (T.T @ D).T @ E).mul_(-2.0)
@@ -174,7 +174,7 @@ class LeadingGradient(ExactGradient):
         return other
 
 
-def _apart(plan: SparseCoupling, other: SparseCoupling) -> SparseCoupling | None:
+def _plan_difference(plan: SparseCoupling, other: SparseCoupling) -> SparseCoupling | None:
     """The difference of two plans; None where most rows differ."""
     apart = plan.matrix - other.matrix
     apart.data[np.abs(apart.data) <= ROUNDING * float(plan.mass.max())] = 0.0
@@ -183,23 +183,23 @@ def _apart(plan: SparseCoupling, other: SparseCoupling) -> SparseCoupling | None
     return None if many else SparseCoupling.of(apart, plan.device)
 
 
-def _of_rows(plan: SparseCoupling) -> tuple[Tensor, Tensor]:
+def _compress_rows(plan: SparseCoupling) -> tuple[Tensor, Tensor]:
     """The rows (n,) that have entries, and the plan on these (n, K), as a sparse tensor."""
     rows = torch.nonzero(plan.first.diff())[:, 0]
     at, shape = torch.stack((torch.searchsorted(rows, plan.row), plan.column)), (len(rows), plan.shape[1])
     return rows, torch.sparse_coo_tensor(at, plan.mass, shape, check_invariants=False, is_coalesced=True)
 
 
-def leads(exact: ExactGradient, work: float | None = None) -> bool:
+def should_use_surrogate(exact: ExactGradient, work: float | None = None) -> bool:
     """Whether factors should lead: where both spaces are stored metrics, and their products take long, more than so
     many multiplications."""
     spaces = (exact.source, exact.target)
     if exact.loss is not SQUARE or not all(isinstance(s, PrecomputedDistances) and is_metric(s) for s in spaces):
         return False
-    return slow(exact.source.size, exact.target.size, exact.a.device, work)
+    return products_are_slow(exact.source.size, exact.target.size, exact.a.device, work)
 
 
-def slow(n: int, k: int, device: torch.device, work: float | None = None) -> bool:
+def products_are_slow(n: int, k: int, device: torch.device, work: float | None = None) -> bool:
     """Whether products of stored distances with a plan (n, k) take long."""
     return n * k * (n + k) > (DENSE_WORK.get(device.type, DENSE_WORK["cpu"]) if work is None else work)
 
@@ -222,7 +222,7 @@ def stored_cost(
     T, narrow = coupling.plan.to(D.dtype), coupling.plan.to(dtype)
     rows, columns = T.sum(1), T.sum(0)
     u, v = mean_terms(D, rows), mean_terms(E, columns)
-    A, B = (_centred(matrix, means, dtype) for matrix, means in ((D, u), (E, v)))
+    A, B = (_centre_matrix(matrix, means, dtype) for matrix, means in ((D, u), (E, v)))
     Tv, Tu = T @ v, u @ T
     row, column = (A @ Tv.to(dtype)).to(D.dtype) + (columns @ v) * u, (B @ Tu.to(dtype)).to(D.dtype) + (rows @ u) * v
     U, V = (
@@ -239,7 +239,7 @@ def mean_terms(D: Tensor, mass: Tensor) -> Tensor:
     return means - (m @ means) / 2
 
 
-def _centred(D: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
+def _centre_matrix(D: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
     """D - u 1^T - 1 u^T (N, N) in another dtype, a block of rows at a time."""
     found = torch.empty(D.shape, dtype=dtype, device=D.device)
     room = torch.empty_like(D[:ROWS])

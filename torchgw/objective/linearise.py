@@ -83,7 +83,7 @@ class Weights(NamedTuple):
         weight = problem_weight(alpha, beta, mass)
         return cls(alpha * ray / weight, 0.5 / weight, alpha * constant / weight - offset)
 
-    def applied(self, raw: FactoredCost, linear: FactoredCost | None) -> FactoredCost:
+    def combine_costs(self, raw: FactoredCost, linear: FactoredCost | None) -> FactoredCost:
         """Chat from C(T) and beta M + P."""
         costs, weights = [raw], [self.quadratic]
         if linear is not None:
@@ -113,15 +113,15 @@ def weights_of(model: Model, moments: Moments | None = None) -> Weights:
     those of a plan of mass one and k = 0."""
     if not model.marginals.free_mass:
         return Weights.of(model.alpha, model.beta)
-    offset = model.epsilon * model.logarithm
+    offset = model.epsilon * model.log_mass_scale
     if moments is None:
         return Weights.of(model.alpha, model.beta, offset=offset)
     m = moments.rows.sum(-1)
     p, q = (mass.to(moments.rows) for mass in model.masses)
     ends = moments.rows, moments.columns, p, q
-    k = plan_constant(model.marginals, model.epsilon, moments.entropy, *ends, model.logarithm)
+    k = plan_constant(model.marginals, model.epsilon, moments.entropy, *ends, model.log_mass_scale)
     growth = (sum(model.marginals.weights) + model.epsilon) * m
-    log_c = lowest(model.alpha, model.beta, moments.quadratic, moments.linear, k, growth, m)
+    log_c = minimise_on_ray(model.alpha, model.beta, moments.quadratic, moments.linear, k, growth, m)
     c = log_c.exp()
     return Weights.of(model.alpha, model.beta, c * m, c * (k + growth * log_c), c, offset)
 
@@ -130,7 +130,7 @@ def linearise(
     model: Model, raw: FactoredCost, linear: FactoredCost | None, moments: Moments | None = None
 ) -> FactoredCost:
     """Chat from C(T) and beta M + P; ``moments`` of the plan matter where its mass is free."""
-    return raw if model.plain else weights_of(model, moments).applied(raw, linear)
+    return raw if model.is_standard else weights_of(model, moments).combine_costs(raw, linear)
 
 
 def plan_constant(
@@ -152,7 +152,7 @@ def plan_constant(
     return found
 
 
-def lowest(
+def minimise_on_ray(
     alpha: float, beta: float, quadratic: Tensor, linear: Tensor | float, base: Tensor, growth: Tensor, m: Tensor
 ) -> Tensor:
     """log c (...) of the multiple c T of a plan of mass m and constant k = ``base`` at which F is lowest.
@@ -173,7 +173,7 @@ def lowest(
 
 def energy(model: Model, moments: Moments) -> Tensor:
     """F (...) without its entropy, to compare plans that are not solved to the end."""
-    if model.plain:
+    if model.is_standard:
         return moments.quadratic
     penalty = model.divergences(moments.rows, moments.columns, capped=True)
     return torch.as_tensor(model.total(moments.quadratic, penalty, moments.linear))
@@ -181,7 +181,7 @@ def energy(model: Model, moments: Moments) -> Tensor:
 
 def gradient_of(model: Model, quadratic: Gradient) -> Gradient:
     """The cost Chat of couplings, from that of the quadratic part."""
-    return quadratic if model.plain else ModelGradient(quadratic, model)
+    return quadratic if model.is_standard else ModelGradient(quadratic, model)
 
 
 class ModelGradient:
@@ -203,7 +203,7 @@ class ModelGradient:
         moments = moments_of(self.model, raw, linear, coupling, rows, columns) if free else None
         return linearise(self.model, raw, linear, moments)
 
-    def evaluated(self, coupling: Coupling, p: Tensor) -> tuple[FactoredCost, Tensor]:
+    def evaluate(self, coupling: Coupling, p: Tensor) -> tuple[FactoredCost, Tensor]:
         """The cost, and F of the coupling without its entropy."""
         raw, linear, rows, columns = self._parts(coupling, p.dtype)
         moments = moments_of(self.model, raw, linear, coupling, rows, columns)
@@ -214,5 +214,5 @@ class ModelGradient:
     ) -> tuple[FactoredCost, FactoredCost | None, Tensor, Tensor]:
         """C(T), beta M + P, and the marginals of a coupling."""
         rows, columns = (side.to(dtype) for side in self.model.marginals_of(coupling))
-        raw = self.quadratic(coupling, rows, None if self.model.fixed else columns)
+        raw = self.quadratic(coupling, rows, None if self.model.has_hard_marginals else columns)
         return raw, self.linear(raw.U.dtype), rows, columns

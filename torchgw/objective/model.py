@@ -26,7 +26,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
-from torchgw.objective.divergence import kl, negentropy, relative_entropy, squared
+from torchgw.objective.divergence import kl, negentropy, product_divergence, relative_entropy
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
@@ -85,7 +85,7 @@ class Model:
     cost: FactoredCost | None = None
     penalty: FactoredCost | None = None
     loss: SeparableLoss = SQUARE
-    logarithm: float = 0.0
+    log_mass_scale: float = 0.0
     strength: float = math.inf
     price: float = 1.0
     points: tuple[Tensor, Tensor] | None = None
@@ -93,13 +93,13 @@ class Model:
     ranks: Ranks = ALONE
 
     @property
-    def plain(self) -> bool:
+    def is_standard(self) -> bool:
         """Whether the objective is quadratic and squared alone, under hard marginals of mass one."""
         alone = self.alpha == 1.0 and self.penalty is None
         return self.marginals.balanced and alone and self.loss is SQUARE
 
     @property
-    def fixed(self) -> bool:
+    def has_hard_marginals(self) -> bool:
         """Whether both marginals are those that were asked for."""
         return self.marginals.balanced
 
@@ -114,15 +114,15 @@ class Model:
         return Model(self.p, self.q, epsilon=0.0, marginals=self.marginals)
 
     @cached_property
-    def _narrow(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
+    def _masses_by_dtype(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
         """Masses in other dtypes, which were asked for before."""
         return {}
 
     def masses_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The masses in a dtype."""
-        if dtype not in self._narrow:
-            self._narrow[dtype] = self.p.to(dtype), self.q.to(dtype)
-        return self._narrow[dtype]
+        if dtype not in self._masses_by_dtype:
+            self._masses_by_dtype[dtype] = self.p.to(dtype), self.q.to(dtype)
+        return self._masses_by_dtype[dtype]
 
     @cached_property
     def logs(self) -> tuple[Tensor, Tensor]:
@@ -130,15 +130,15 @@ class Model:
         return self.p.log2(), self.q.log2()
 
     @cached_property
-    def _hard_sides(self) -> dict[torch.dtype, tuple[MarginalConstraint, MarginalConstraint]]:
+    def _constraint_cache(self) -> dict[torch.dtype, tuple[MarginalConstraint, MarginalConstraint]]:
         """Sides that were made before, on the device of the masses; of balanced problems only."""
         return {}
 
-    def on(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
+    def with_masses(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
         """The same objective between other points, with these masses and costs."""
         return replace(self, p=p, q=q, cost=cost, penalty=penalty)
 
-    def between(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
+    def average_cost(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
         """A cost between cells of points: every factor, of which ranks may have their shares, replaced by its mean."""
         if cost is None:
             return None
@@ -146,9 +146,9 @@ class Model:
         a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
         return FactoredCost(a, b, rows.means(cost.U, self.p, self.ranks), columns.means(cost.V, self.q, self.ranks))
 
-    def on_cells(self, rows: Cells, columns: Cells) -> Model:
+    def coarsen(self, rows: Cells, columns: Cells) -> Model:
         """The coarsened model: masses summed, costs averaged within cells."""
-        found = replace(self.on(*_averaged(self, rows, columns)), ranks=ALONE)
+        found = replace(self.with_masses(*_average_over_cells(self, rows, columns)), ranks=ALONE)
         if self.points is None:
             return found
         one, other = (
@@ -163,9 +163,9 @@ class Model:
         named, groups = (
             None if pair is None else (pair[0].to(device), pair[1].to(device)) for pair in (self.points, self.groups)
         )
-        return replace(self.on(*sides, *costs), points=named, groups=groups)
+        return replace(self.with_masses(*sides, *costs), points=named, groups=groups)
 
-    def shared(self, ranks: Ranks) -> Model:
+    def share_factors(self, ranks: Ranks) -> Model:
         """The same objective, of whose costs' factors each rank has its share."""
         if ranks.count == 1:
             return self
@@ -173,20 +173,20 @@ class Model:
             None if cost is None else replace(cost, U=ranks.own(cost.U).clone(), V=ranks.own(cost.V).clone())
             for cost in (self.cost, self.penalty)
         )
-        return replace(self.on(self.p, self.q, *costs), ranks=ranks)
+        return replace(self.with_masses(self.p, self.q, *costs), ranks=ranks)
 
-    def at(self, epsilon: float) -> Model:
+    def with_epsilon(self, epsilon: float) -> Model:
         """The same objective with another entropy weight, and the penalty that stands for a constraint there."""
         found = replace(self, epsilon=epsilon)
         if self.penalty is None:
             return found
-        price = min(found.hardness, self.strength)
+        price = min(found.hard_penalty, self.strength)
         return replace(found, price=price, penalty=FactoredCost.weighted_sum([self.penalty], [price / self.price]))
 
-    def taken(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
+    def restrict(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
         """The restriction of the model to some points, given by their indices (n,), (k,), with masses of their own."""
         cost, penalty = (None if side is None else side.restrict(rows, columns) for side in (self.cost, self.penalty))
-        return replace(self.on(p, q, cost, penalty), points=None, groups=None)
+        return replace(self.with_masses(p, q, cost, penalty), points=None, groups=None)
 
     def linear(self, dtype: torch.dtype) -> FactoredCost | None:
         """beta M + P, None where there is neither."""
@@ -196,23 +196,23 @@ class Model:
             return None
         return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
 
-    def sides(
+    def make_constraints(
         self, epsilon: float | Tensor, cost: FactoredCost, dtype: torch.dtype
     ) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
-        if self.fixed:
-            return self.hard_sides(dtype)
+        if self.has_hard_marginals:
+            return self.make_hard_constraints(dtype)
         log_p, log_q = (side.to(dtype) for side in self.logs)
-        return self.sides_of(log_p, log_q, epsilon, *cost.offsets(epsilon))
+        return self.constraints_from_logs(log_p, log_q, epsilon, *cost.offsets(epsilon))
 
-    def hard_sides(self, dtype: torch.dtype) -> tuple[MarginalConstraint, MarginalConstraint]:
+    def make_hard_constraints(self, dtype: torch.dtype) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Those of a balanced problem, the same for every cost and epsilon."""
-        if dtype not in self._hard_sides:
+        if dtype not in self._constraint_cache:
             log_p, log_q = self.logs
-            self._hard_sides[dtype] = MarginalConstraint(log_p.to(dtype)), MarginalConstraint(log_q.to(dtype))
-        return self._hard_sides[dtype]
+            self._constraint_cache[dtype] = MarginalConstraint(log_p.to(dtype)), MarginalConstraint(log_q.to(dtype))
+        return self._constraint_cache[dtype]
 
-    def sides_of(
+    def constraints_from_logs(
         self, log_p: Tensor, log_q: Tensor, epsilon: float | Tensor, row_offset: Tensor, column_offset: Tensor
     ) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of these masses, whose costs have these row (..., N) and column (..., K) terms in units of the score.
@@ -222,11 +222,13 @@ class Model:
         if self.marginals.balanced:
             return MarginalConstraint(log_p), MarginalConstraint(log_q)
         (row, column), total = self.marginals.weights, self.marginals.total
-        return _side(log_p, row, epsilon, row_offset, total), _side(log_q, column, epsilon, column_offset, total)
+        return _make_constraint(log_p, row, epsilon, row_offset, total), _make_constraint(
+            log_q, column, epsilon, column_offset, total
+        )
 
     def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
         """Row and column sums of a coupling; those asked for where they hold."""
-        if self.fixed:
+        if self.has_hard_marginals:
             return self.p, self.q
         return coupling.marginal(1).to(self.p), coupling.marginal(0).to(self.q)
 
@@ -235,22 +237,24 @@ class Model:
         rows, columns = self.marginals_of(coupling)
         linear = 0.0 if self.cost is None else float(mean_cost(self.cost, coupling, rows, columns))
         broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
-        return self.summed(quadratic, linear, broken, rows, columns)
+        return self.values_from_parts(quadratic, linear, broken, rows, columns)
 
     def total(self, quadratic: Tensor | float, penalty: Tensor | float, linear: Tensor | float) -> Tensor | float:
         """F (...) without its entropy, from Q(T), the weighed divergences, and the linear parts as they are weighed."""
         return self.alpha * quadratic + penalty + linear
 
-    def summed(self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor) -> Values:
+    def values_from_parts(
+        self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor
+    ) -> Values:
         """The parts of F for a plan with these marginals, <M, T> and <P, T>."""
         violation = max(broken, 0.0) / self.price
-        penalty = 0.0 if self.fixed else max(float(self.divergences(rows, columns)), 0.0)
+        penalty = 0.0 if self.has_hard_marginals else max(float(self.divergences(rows, columns)), 0.0)
         penalty += 0.0 if self.strength == math.inf else self.strength * violation
         total = float(self.total(quadratic, penalty, self.beta * linear))
         return Values(quadratic, linear, penalty, total, violation)
 
     @property
-    def hardness(self) -> float:
+    def hard_penalty(self) -> float:
         """The penalty that stands for a constraint: beyond all other costs, what a match saves by total variation among
         them, and 2^-70 at this epsilon."""
         largest = 2 * self.alpha * largest_loss(self.loss)
@@ -265,17 +269,17 @@ class Model:
         """w, the weight of the linear problem."""
         return problem_weight(self.alpha, self.beta, mass)
 
-    def entropic(self, plan: Tensor, epsilon: float) -> Tensor:
+    def entropy_term(self, plan: Tensor, epsilon: float) -> Tensor:
         """What the entropy adds to F () of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up
         to a constant."""
         p, q = (mass.to(plan) for mass in self.masses)
         entropy = relative_entropy(negentropy(plan), plan.sum(1), plan.sum(0), p, q)
-        if self.fixed:
+        if self.has_hard_marginals:
             return 2 * float(self.weight(1.0)) * epsilon * entropy
         m, free = plan.sum(), self.marginals.free_mass
-        reference = p.sum() * q.sum() * (math.exp(self.logarithm) if free else 1.0)
-        divergence = entropy - m * (self.logarithm if free else 0.0) - m + reference
-        return epsilon * (self.alpha * squared(divergence, m, reference) + self.beta * divergence)
+        reference = p.sum() * q.sum() * (math.exp(self.log_mass_scale) if free else 1.0)
+        divergence = entropy - m * (self.log_mass_scale if free else 0.0) - m + reference
+        return epsilon * (self.alpha * product_divergence(divergence, m, reference) + self.beta * divergence)
 
     def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
         """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.
@@ -289,7 +293,7 @@ class Model:
 
 
 @replayed()
-def _averaged(
+def _average_over_cells(
     model: Model, rows: Cells, columns: Cells
 ) -> tuple[Tensor, Tensor, FactoredCost | None, FactoredCost | None]:
     """Masses, cost and penalty between cells."""
@@ -297,12 +301,12 @@ def _averaged(
         sums * (mass.sum() / sums.sum())
         for sums, mass in ((rows.sums(model.p), model.p), (columns.sums(model.q), model.q))
     )
-    return p, q, model.between(model.cost, rows, columns), model.between(model.penalty, rows, columns)
+    return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
 
 
-def timeless(model: Model) -> Model:
+def without_entropy(model: Model) -> Model:
     """A model whose entropy plays no part in its objective without it; of others it is the same."""
-    return replace(model, epsilon=0.0) if model.plain else model
+    return replace(model, epsilon=0.0) if model.is_standard else model
 
 
 def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
@@ -324,13 +328,13 @@ def divergences(
                 twice = found * (whole + kept)
             else:
                 found = kl(sums, mass)
-                twice = squared(found, kept, whole)
+                twice = product_divergence(found, kept, whole)
             single = single + min(rho, most) * found
             double = double + min(rho, most) * twice
     return single, double
 
 
-def _side(
+def _make_constraint(
     log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor, total: float | None
 ) -> MarginalConstraint:
     """One side, whose marginal the divergence of weight rho holds; infinite is exactly."""

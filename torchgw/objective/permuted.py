@@ -45,7 +45,7 @@ class FactoredPermutations:
         """What row and column terms add to the value of every permutation."""
         return float(self.a.mean() + self.b.mean())
 
-    def at(self, match: Tensor, out: Tensor | None = None) -> Tensor:
+    def cost_of(self, match: Tensor, out: Tensor | None = None) -> Tensor:
         """E (N, N) of a permutation (N,)."""
         product = self.left[0].T @ self.right[0][match] / len(match)
         cost = cost_of_core(self.left, self.right, product, self.a, self.b)
@@ -53,20 +53,20 @@ class FactoredPermutations:
 
     def value(self, match: Tensor, cost: Tensor | None = None) -> float:
         """The objective of a permutation (N,), from its E (N, N) where that is at hand."""
-        found = self.at(match) if cost is None else cost
+        found = self.cost_of(match) if cost is None else cost
         return self.constant + float(found.gather(1, match[:, None]).mean())
 
-    def moved(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    def update_cost(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:
         """E of another permutation, in the memory of that of the ``old`` one."""
-        return self.at(new, cost)
+        return self.cost_of(new, cost)
 
-    def led_to(self, D: Tensor, E: Tensor) -> LedPermutations:
+    def with_distances(self, D: Tensor, E: Tensor) -> ExactPermutations:
         """Those of the symmetric distances D, E (N, N), float64, that the factors stand for."""
-        return LedPermutations(self.left, self.right, self.a, self.b, D, E)
+        return ExactPermutations(self.left, self.right, self.a, self.b, D, E)
 
 
 @dataclass(frozen=True)
-class LedPermutations(FactoredPermutations):
+class ExactPermutations(FactoredPermutations):
     """E of the distances that factors lead to.
 
     D, E : D_X, D_Y (N, N).
@@ -75,7 +75,7 @@ class LedPermutations(FactoredPermutations):
     D: Tensor
     E: Tensor
 
-    def at(self, match: Tensor, out: Tensor | None = None) -> Tensor:
+    def cost_of(self, match: Tensor, out: Tensor | None = None) -> Tensor:
         D, E, (F, s), (G, t) = self.D, self.E, self.left, self.right
         unit, turned, matched = -2.0 / len(match), torch.empty_like(F), G[match]
         turned[match] = F
@@ -93,14 +93,14 @@ class LedPermutations(FactoredPermutations):
             found[where].add_(torch.mm(single.copy_(rest), B, out=part), alpha=unit)
         return found
 
-    def moved(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    def update_cost(self, cost: Tensor, old: Tensor, new: Tensor) -> Tensor:
         moved = torch.nonzero(old != new)[:, 0]
         if len(moved) > FRESH * len(new):
-            return self.at(new, cost)
+            return self.cost_of(new, cost)
         return cost.addmm_(self.D[moved].T, self.E[new[moved]] - self.E[old[moved]], alpha=-2.0 / len(new))
 
 
-def permutations(gradient: ExactGradient) -> FactoredPermutations | None:
+def make_permutation_objective(gradient: ExactGradient) -> FactoredPermutations | None:
     """Those of a gradient in float64 between spaces with factors, leading ones or their own; None where there are
     none."""
     left, right = gradient.source.factors(), gradient.target.factors()

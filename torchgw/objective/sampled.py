@@ -76,7 +76,7 @@ class Control(NamedTuple):
     signs: Tensor
     mean_squares: Tensor
 
-    def under(self, mass: Tensor, ranks: Ranks = ALONE) -> Control:
+    def with_mass(self, mass: Tensor, ranks: Ranks = ALONE) -> Control:
         """The same under other masses."""
         return self._replace(mean_squares=factored_mean_squares(self.F, self.signs, mass, ranks))
 
@@ -140,14 +140,14 @@ class SampledGradient:
         if self.controls is not None:
             controls, mass = self.controls, 1.0 if q is None else p.sum()
             if q is not None:
-                controls = self.controls[0].under(p / mass), self.controls[1].under(q / mass)
-            found = controlled(cost, self.anchors, coupling, *controls, mass)
+                controls = self.controls[0].with_mass(p / mass), self.controls[1].with_mass(q / mass)
+            found = apply_control(cost, self.anchors, coupling, *controls, mass)
         self.window.append(found)
-        average = averaged(self.window, self.options.cost_ema).cost(self.controls)
+        average = average_samples(self.window, self.options.cost_ema).cost(self.controls)
         return average if q is None else FactoredCost.weighted_sum([average], [p.sum()])
 
 
-def averaged(window: Sequence[Sample], newest: float) -> Sample:
+def average_samples(window: Sequence[Sample], newest: float) -> Sample:
     """The exponential moving average of samples, the last one with the weight ``newest`` before the sum is made one."""
     if len(window) == 1:
         return window[0]
@@ -158,7 +158,7 @@ def averaged(window: Sequence[Sample], newest: float) -> Sample:
     return Sample(anchored, torch.stack(cores).sum(0) if cores else None)
 
 
-def controlled(
+def apply_control(
     cost: FactoredCost, anchors: Anchors, coupling: Carrier, x: Control, y: Control, mass: float | Tensor = 1.0
 ) -> Sample:
     """The sampled cost with the landmarks' part of it replaced by its expectation; the rank grows by theirs.
@@ -179,12 +179,12 @@ NOTHING: Memory = (None, [])
 
 
 def memory_of(gradient: Gradient) -> Memory:
-    """What `recall` needs to repeat the gradient's next call; None for an exact gradient."""
+    """What `restore_memory` needs to repeat the gradient's next call; None for an exact gradient."""
     inner = _quadratic(gradient)
     return (inner.anchors, list(inner.window)) if isinstance(inner, SampledGradient) else None
 
 
-def recall(gradient: Gradient, memory: Memory) -> None:
+def restore_memory(gradient: Gradient, memory: Memory) -> None:
     """Put a gradient into the state that `memory_of` found."""
     inner = _quadratic(gradient)
     if isinstance(inner, SampledGradient) and memory is not None:

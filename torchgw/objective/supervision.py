@@ -82,7 +82,7 @@ class Supervision:
                 for i, (side, size, index) in enumerate(zip(self.labels, shape, (rows, columns), strict=True))
             )
         if self.mask is not None:
-            found["mask"] = _allowed(self.mask, shape, rows.numpy(), columns.numpy())
+            found["mask"] = _read_mask(self.mask, shape, rows.numpy(), columns.numpy())
         rules = any(rule is not None for rule in found.values())
         return Supervision(**found, strength=self.strength) if rules else None
 
@@ -100,12 +100,12 @@ class Supervision:
         given = self._pairs(n, k)
         touched = given.get("pairs", np.zeros((0, 2), dtype=np.int64))
         if self.pairs is not None:
-            parts.append(_known(touched, p, q, _room("pairs", len(touched), stored)))
+            parts.append(_pair_penalty(touched, p, q, _keeps_factors("pairs", len(touched), stored)))
         if self.forbidden is not None:
             pairs = given["forbidden"]
             sizes = [len(np.unique(pairs[:, side])) for side in (0, 1)]
             rank, by_rows = min(sizes), sizes[0] <= sizes[1]
-            parts.append(_forbidden(pairs, n, k, _room("forbidden", rank, stored)))
+            parts.append(_forbidden_penalty(pairs, n, k, _keeps_factors("forbidden", rank, stored)))
         groups = (np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64))
         if self.labels is not None:
             x, y = (
@@ -113,11 +113,11 @@ class Supervision:
                 for i, (side, size) in enumerate(zip(self.labels, (n, k), strict=True))
             )
             values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
-            _room("labels", len(values) + 1, stored=False)
-            parts.append(_labels(x, y, values))
+            _keeps_factors("labels", len(values) + 1, stored=False)
+            parts.append(_label_penalty(x, y, values))
             groups = (np.unique(x, return_inverse=True)[1], np.unique(y, return_inverse=True)[1])
         if self.mask is not None:
-            parts.append(FactoredCost.from_matrix(torch.from_numpy(1.0 - _allowed(self.mask, (n, k)))))
+            parts.append(FactoredCost.from_matrix(torch.from_numpy(1.0 - _read_mask(self.mask, (n, k)))))
         cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
         named = [torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1)]
         if self.forbidden is not None:
@@ -171,7 +171,7 @@ def _integers(name: str, value: Any, n: int) -> Array:
     return array.astype(np.int64)
 
 
-def _room(name: str, rank: int, stored: bool) -> bool:
+def _keeps_factors(name: str, rank: int, stored: bool) -> bool:
     """Whether the rule is kept as factors; an error where it can be kept in no form."""
     if rank <= MOST_COLUMNS:
         return True
@@ -183,7 +183,7 @@ def _room(name: str, rank: int, stored: bool) -> bool:
     return False
 
 
-def _known(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
+def _pair_penalty(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
     """1 for each point that its partners have room for and that is matched with another."""
     n, k = len(p), len(q)
     room = np.bincount(pairs[:, 0], q[pairs[:, 1]], n), np.bincount(pairs[:, 1], p[pairs[:, 0]], k)
@@ -202,7 +202,7 @@ def _known(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
     return FactoredCost.from_matrix(matrix)
 
 
-def _forbidden(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
+def _forbidden_penalty(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
     """1 for each forbidden pair, as one column of factors for each row or column that has any."""
     i, j = torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])
     if not factored:
@@ -219,7 +219,7 @@ def _forbidden(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
     return FactoredCost(U.new_zeros(n), U.new_zeros(k), U, V)
 
 
-def _labels(x: Array, y: Array, values: Array) -> FactoredCost:
+def _label_penalty(x: Array, y: Array, values: Array) -> FactoredCost:
     """1 for pairs that both have labels, and different ones: known known^T minus the sum over the shared labels."""
     sides = []
     for labels in (x, y):
@@ -239,7 +239,7 @@ def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.stack(at, 1)[known]
 
 
-def _allowed(mask: Any, shape: tuple[int, int], *sides: Array) -> Array:
+def _read_mask(mask: Any, shape: tuple[int, int], *sides: Array) -> Array:
     """1.0 where a mask of all (N, K) points allows a pair, 0.0 elsewhere, between the points ``sides``, (n,) and (k,);
     all unless given."""
     array = validate.read("supervision.mask", mask.toarray() if hasattr(mask, "toarray") else mask)

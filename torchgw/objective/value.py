@@ -36,7 +36,7 @@ class Objective:
     error: float
 
 
-def affordable(source: DistanceProvider, target: DistanceProvider, max_memory: int) -> bool:
+def is_affordable(source: DistanceProvider, target: DistanceProvider, max_memory: int) -> bool:
     """Whether every distance of the spaces without factors is at hand or searched soon, and fits the memory."""
     plain = [space for space in (source, target) if space.factors() is None]
     if any(not space.stored and space.size > SEARCHED_ROWS for space in plain):
@@ -55,7 +55,7 @@ def objective(
     generator: torch.Generator,
 ) -> Objective:
     """Of a plan with these marginals: exact where all distances can be had within the memory, else sampled."""
-    if affordable(*spaces, max_memory):
+    if is_affordable(*spaces, max_memory):
         return exact_objective(coupling, *spaces, *marginals)
     return sampled_objective(coupling, marginals[0], *spaces, generator)
 

@@ -243,7 +243,7 @@ def check_memory(
             streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
             sharp = "use GWOptions(strategy='streaming')" if finds_vertices(n, k) else f"{sharp}; {streams}"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
-        if epsilon == 0 and not model.plain:
+        if epsilon == 0 and not model.is_standard:
             sharp = "use fewer points" if _dense_only(spaces, model, mode) else "use a small epsilon > 0, which streams"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)

@@ -95,7 +95,7 @@ def make_model(
         beta=beta,
         cost=None if cost is None else cost.to(device),
         loss=loss,
-        logarithm=math.log(scale),
+        log_mass_scale=math.log(scale),
     )
     if cost is not None:
         ranges.cost(_reach(model))
@@ -105,7 +105,7 @@ def make_model(
 
 def add_rules(model: Model, rules: Rules, strength: float) -> Model:
     """The model with rules of a strength in the units of its masses, infinite where they are constraints."""
-    device, price = model.p.device, min(model.hardness, strength)
+    device, price = model.p.device, min(model.hard_penalty, strength)
     penalty = FactoredCost.weighted_sum([rules.cost.to(device)], [price])
     points, groups = ((x.to(device), y.to(device)) for x, y in (rules.points, rules.groups))
     return replace(model, strength=strength, penalty=penalty, price=price, points=points, groups=groups)

@@ -169,7 +169,7 @@ class Request:
         largest, (widest, curves) = unit_of(spaces) ** 0.5, self._looked_at(spaces)
         factored = all(space.factors() is not None for space in spaces)
         own = replace(self, curves=curves and factored)
-        if self.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.plain):
+        if self.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.is_standard):
             own = replace(own, product=product_plan(self.model, spaces, largest**2))
         if self.epsilon == AUTO:
             surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
@@ -178,7 +178,7 @@ class Request:
             if self.model.epsilon > 0 or surfaces or blurred:
                 epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.given.marginals)
-                own = replace(own, model=self.model.at(epsilon), options=options)
+                own = replace(own, model=self.model.with_epsilon(epsilon), options=options)
             check_resolved(own.model, own.spaces, own.options, own.remedy)
             own = own._ending(widest)
             if surfaces:
@@ -224,12 +224,12 @@ class Request:
         if widest <= SCATTERED:
             return replace(self, sharpens=ends and widest > WIDE)
         own = self.run_by("dense") if self.streams_by_choice else self
-        return replace(own, model=own.model.at(0.0)) if ends else own
+        return replace(own, model=own.model.with_epsilon(0.0)) if ends else own
 
     @property
     def gain(self) -> float:
         """What there is to gain over the product plan, in units of epsilon; NaN where it is not known."""
-        return math.nan if self.product is None else self.product.gain
+        return math.nan if self.product is None else self.product.energy_scale
 
     @property
     def there(self) -> OnDevice | None:
@@ -243,7 +243,7 @@ class Request:
     def ends_assigned(self) -> bool:
         """Whether an epsilon that is left to the solve, and begins above zero, may end there by assignments."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
-        free = self.requested_options.strategy != "streaming" and self.model.plain
+        free = self.requested_options.strategy != "streaming" and self.model.is_standard
         return free and self.model.epsilon > 0 and self.sharp and assigned(self.given.masses) and few
 
     @property
@@ -253,7 +253,7 @@ class Request:
         free = self.strategy == "dense" and options.strategy == "auto" and self.against_exact is None
         searched = options.coarse is not None and self.init is None and self.gradient_mode is None
         given = all(space.points and space.kind in ("landmark", "checked") for space in self.spaces)
-        return given and free and searched and options.gradient != "sampled" and self.model.plain
+        return given and free and searched and options.gradient != "sampled" and self.model.is_standard
 
     @property
     def streams_first(self) -> bool:
@@ -316,7 +316,7 @@ class Request:
         mode = self.gradient_mode
         return Problem(
             spaces=spaces,
-            model=self.model.shared(ranks_of(spaces[0])),
+            model=self.model.share_factors(ranks_of(spaces[0])),
             exact=self.against_exact is None and self.options.gradient != "sampled",
             unit=unit_of(spaces),
             kernels=self.kernels,

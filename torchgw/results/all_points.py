@@ -29,7 +29,7 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
         p, q = (scatter(mass, index, size) for mass, (index, size) in zip(model.masses, places, strict=True))
         at = [side.places.to(model.p.device) for side in known]
         costs = (None if cost is None else cost.restrict(at[0], at[1]) for cost in (model.cost, model.penalty))
-        model = model.on(p, q, *costs)
+        model = model.with_masses(p, q, *costs)
     solved = result.differentiated
     return replace(
         result,

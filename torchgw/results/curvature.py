@@ -200,7 +200,7 @@ class PlanCurvature:
         if len(self.smallest) == 0:
             raise ValueError("density needs a plan with changes: this one is a matching whose entries leave none")
         generator = make_generator(random_state, self.hessian.device)
-        return lanczos_quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
+        return lanczos_quadrature(self.hessian, self.hessian.draw_isotropic, n_probes, n_steps, generator)
 
     def trace(
         self,
@@ -234,7 +234,9 @@ class PlanCurvature:
         O(n_probes n_steps) products with each matrix, forward and backward.
         """
         model, (n, k) = self.hessian.curvature.model, self.hessian.respond.plan.shape
-        if not (isinstance(self.hessian.respond.plan, DenseCoupling) and model.fixed and model.loss is SQUARE):
+        if not (
+            isinstance(self.hessian.respond.plan, DenseCoupling) and model.has_hard_marginals and model.loss is SQUARE
+        ):
             raise ValueError("trace needs a stored plan with hard marginals and the squared loss")
         for name, D, size in (("D_X", D_X, n), ("D_Y", D_Y, k)):
             validate.instance(name, D, Tensor)
@@ -343,10 +345,14 @@ def _around(result: GWResult, whole: bool) -> Hessian:
         raise ValueError("result must come from gw_align in this process alone: files and ranks do not keep distances")
     if result.alpha == 0:
         raise ValueError("result must have alpha > 0: a linear cost has no curvature")
-    plan, model, (x, y) = result.coupling, result.model.to(torch.device("cpu")).at(result.epsilon), result.known
+    plan, model, (x, y) = (
+        result.coupling,
+        result.model.to(torch.device("cpu")).with_epsilon(result.epsilon),
+        result.known,
+    )
     if not isinstance(plan, BlockCoupling) or isinstance(plan, LowRankCoupling | SparseCoupling):
         raise ValueError(f"result must be of the dense or the streaming strategy, got {result.strategy!r}")
-    plan = plan.times(math.exp(-model.logarithm))  # of mass one
+    plan = plan.times(math.exp(-model.log_mass_scale))  # of mass one
     if isinstance(plan, TiledCoupling) and (whole or model.marginals.free_mass):
         asked = "whole=True" if whole else f"{result.marginals}"
         validate.memory(f"the curvature with {asked}", 8 * math.prod(plan.shape), MOST_BYTES, "align fewer points")

@@ -35,8 +35,8 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.diagnostics.verdict import Verdict, judge
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
-from torchgw.objective.distance_correlation import distance_correlation, looked_at
-from torchgw.objective.gain import ProductPlan, product_moments, product_plan_of
+from torchgw.objective.distance_correlation import distance_correlation, sample_matches
+from torchgw.objective.gain import ProductPlan, product_moments, product_plan_from_moments
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.persist import guards
@@ -97,7 +97,7 @@ class Told(NamedTuple):
         numpy_input = not any(isinstance(each, Tensor) for each in given)
         asked: Sequence[Sequence[Tensor]] = (
             () if request.product else product_moments(request.model, sides),
-            looked_at(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
+            sample_matches(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
             [residuals(rows, columns, p, q, own.marginals)],
             apart,
             [torch.as_tensor(side) for each in basins for side in (each.matching, each.shift) if numpy_input],
@@ -107,7 +107,7 @@ class Told(NamedTuple):
         if numpy_input:
             basins = with_arrays(basins, zip(arrays[::2], arrays[1::2], strict=True))
         return cls(
-            request.product or product_plan_of(request.model, moments, unit_of(spaces)),
+            request.product or product_plan_from_moments(request.model, moments, unit_of(spaces)),
             distance_correlation(*looked) if looked else math.nan,
             max(missed.tolist(), default=0.0),
             request.describe_precision_loss(spaces, few, apart),
@@ -604,7 +604,7 @@ def result_of(
         options=request.options,
         unit=unit if model.alpha == 1 else max(unit, 1.0),
         path=tuple(replace(step, value=step.value * mass**2) for step in solution.path),
-        gain=told.product.gain,
+        gain=told.product.energy_scale,
         chance=told.product.chance * mass**2,
         distance_correlation=told.correlation,
         numpy_input=told.numpy_input,

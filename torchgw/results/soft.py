@@ -99,7 +99,7 @@ class Softened(Matched):
                 f"{found.epsilon:.3g}; take a larger one, or soft() without one",
                 ConvergenceWarning,
             )
-        mass = math.exp(model.logarithm)
+        mass = math.exp(model.log_mass_scale)
         values, exact, error = value_of(found, (x.space, y.space), model, self.max_memory)
         rows, columns = (found.coupling.marginal(axis).cpu().double() for axis in (1, 0))
         missed = residuals(rows, columns, model.p * mass, model.q * mass, self.marginals)
@@ -143,7 +143,7 @@ class Softened(Matched):
             return None, known
         rows, columns = (self.coupling.marginal(axis).cpu().double() for axis in (1, 0))
         mass = float(rows.sum())
-        return Model(rows / mass, columns / mass, 0.0, logarithm=math.log(mass)), known
+        return Model(rows / mass, columns / mass, 0.0, log_mass_scale=math.log(mass)), known
 
     @property
     def _ranking(self) -> Coupling:

@@ -136,7 +136,7 @@ class LandmarkProblem:
     @classmethod
     def of(cls, x: Landmarks, y: Landmarks, model: Model, backend: str = "eager") -> LandmarkProblem:
         """``model`` is that of all points."""
-        small = model.taken(x.index, y.index, x.mass, y.mass)
+        small = model.restrict(x.index, y.index, x.mass, y.mass)
         loss = PairLoss.of(model.loss, x.distances, y.distances)
         workload = Workload(x.mass.device, x.distances.dtype, (len(x.mass), len(y.mass)))
         solve = small_transport.choose(backend, workload).function.solve
@@ -186,12 +186,12 @@ class LandmarkProblem:
         cost = self.loss.cost(plans, rows, columns)
         moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
         cost = linearise(model, cost, self.linear, moments)
-        sides = model.sides_of(*self.logs, epsilon, *cost.offsets(epsilon))
+        sides = model.constraints_from_logs(*self.logs, epsilon, *cost.offsets(epsilon))
         return cost.stored_score(epsilon), *sides
 
     def feasible(self, plans: Tensor) -> Tensor:
         """Plans (B, L, L') rounded, in place, onto the masses, where these are the marginals."""
-        return make_feasible(plans, self.x.mass, self.y.mass) if self.model.fixed else plans
+        return make_feasible(plans, self.x.mass, self.y.mass) if self.model.has_hard_marginals else plans
 
     def moments(self, plans: Tensor) -> Moments:
         """Of plans (B, L, L'), with the marginals that they have."""
@@ -299,7 +299,9 @@ def _searched(
 ) -> tuple[Batch, Compared]:
     """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
     of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is the height of the problem."""
-    random = None if problem.model.fixed else random_plans(problem.product, len(costs) // RANDOM, generator)
+    random = (
+        None if problem.model.has_hard_marginals else random_plans(problem.product, len(costs) // RANDOM, generator)
+    )
     size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
     steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
@@ -402,7 +404,7 @@ def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_ou
     ratio, (log_p, log_q), model = (batch.epsilon / epsilon)[:, None], problem.logs, problem.model
     f, g, plan = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio), batch.plan
     for _ in range(n_outer):
-        if model.fixed:
+        if model.has_hard_marginals:
             cost = linearise(model, problem.loss.cost(plan, *model.masses), problem.linear)
             plan, f, g = problem.solve(cost.stored_score(epsilon), log_p, log_q, f, g, n_inner)
             continue

@@ -115,7 +115,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     rest = [c for c in found if all(c is not f for f in finalists)]
     if pairs <= MANY_PAIRS:
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
-    if len(finalists) > 1 and graphs is None and problem.model.fixed:
+    if len(finalists) > 1 and graphs is None and problem.model.has_hard_marginals:
         beside.append(partial(_bred, coarse=coarse, basins=[c.basin for c in found if c.basin is not None]))
     if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
@@ -294,14 +294,16 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> t
     if candidate.start.plan is not None:
         return candidate, None
     if not problem.exact:
-        start = candidate.start.with_rows(problem.masses[0].log2()) if problem.model.fixed else candidate.start
+        start = (
+            candidate.start.with_rows(problem.masses[0].log2()) if problem.model.has_hard_marginals else candidate.start
+        )
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full"), None
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
     steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
     done = descended(rough(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.end is not None
-    entropy = None if problem.sharp else problem.model.entropic(done.plan, epsilon)
+    entropy = None if problem.sharp else problem.model.entropy_term(done.plan, epsilon)
     matching = done.plan.argmax(1)
     return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=0.0), entropy
 
@@ -309,7 +311,7 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> t
 def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
-    if model.plain:
+    if model.is_standard:
         return float(sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value)
     rows, _ = model.marginals_of(coupling)
     found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)

@@ -17,7 +17,7 @@ from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import cost_of_core, factored_mean_squares
-from torchgw.objective.sampled import Anchors, Control, controlled, landmark_control, sampled_cost
+from torchgw.objective.sampled import Anchors, Control, apply_control, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.runtime.replayed import replayed
@@ -130,7 +130,7 @@ def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
     """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
     own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
     mass = side.mass * (sums / own)[cells.label]
-    return replace(side, control=side.control.under(mass, side.ranks))
+    return replace(side, control=side.control.with_mass(mass, side.ranks))
 
 
 def sampled_cost_of_cells(
@@ -152,4 +152,4 @@ def sampled_cost_of_cells(
     anchors = Anchors(x.centres[i], y.centres[j])
     cost = sampled_cost(first.space, second.space, anchors)
     controls = first.control, second.control
-    return controlled(cost, anchors, _OnCentres(x, y, plan), *controls).cost(controls)
+    return apply_control(cost, anchors, _OnCentres(x, y, plan), *controls).cost(controls)

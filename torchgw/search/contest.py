@@ -136,7 +136,7 @@ class _Field:
                 found.append(mean_cost(gradient(coupling, p), coupling, p, q))
             return torch.stack(found)
 
-        if problem.model.plain:
+        if problem.model.is_standard:
             sides = (x.D, y.D) if assignment is None else (x.contrast, y.contrast)
             cross = Cross.of(*sides, symmetric)
 
@@ -329,7 +329,7 @@ def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem
     """The problem between equal masses, where it is one."""
     p, q = x.mass, y.mass
     equal = len(p) == len(q) and float(p.max()) == float(p.min()) and float(q.max()) == float(q.min())
-    if not (equal and problem.model.plain):
+    if not (equal and problem.model.is_standard):
         return None
     return AssignmentProblem.of(x.D, y.D, not x.directed)
 

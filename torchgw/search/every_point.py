@@ -62,7 +62,7 @@ def has_cells(problem: StoredProblem) -> bool:
     """Whether cells can stand for the points: without entropy, not too many, and with all distances at hand."""
     given = all(space.stored or space.factors() is not None for space in problem.spaces)
     few = len(problem.p) * len(problem.q) <= CELLS_PAIRS
-    return few and problem.sharp and problem.exact and problem.model.plain and given
+    return few and problem.sharp and problem.exact and problem.model.is_standard and given
 
 
 def is_few(problem: StoredProblem) -> bool:

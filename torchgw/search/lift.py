@@ -17,7 +17,7 @@ from torchgw.kernels.softmin_dense.reference import softmin
 from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
-from torchgw.objective.model import Model, timeless
+from torchgw.objective.model import Model, without_entropy
 from torchgw.runtime.replayed import replayed
 from torchgw.search.anneal import LandmarkProblem, Solved
 from torchgw.sinkhorn.costs import FactoredCost
@@ -45,7 +45,11 @@ def lift(
     _, epsilon = temperatures(solved.plan.device, 1.0, solved.epsilon, model)
     # A graph serves every epsilon, which comes as a tensor beside.
     ends = Solved(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
-    exact, model, whole = None if gradient is None else gradient.bare, timeless(model), timeless(whole or model)
+    exact, model, whole = (
+        None if gradient is None else gradient.without_scale,
+        without_entropy(model),
+        without_entropy(whole or model),
+    )
     cost, f, g, matching = _lifted(ends, epsilon, model, exact, whole, at, softmin)
     return Start(cost, f, g, solved.epsilon), matching
 
@@ -62,9 +66,9 @@ def _lifted(
 ) -> tuple[FactoredCost, Tensor, Tensor, Tensor]:
     """The cost, potentials and matching of what was solved between landmarks at this epsilon."""
     x, y, plan, f, g = solved.source, solved.target, solved.plan, solved.f, solved.g
-    small = whole.taken(x.index, y.index, x.mass, y.mass)
-    factored = None if gradient is None else gradient.of_points(x.index, y.index, plan)
-    if factored is not None and model.fixed:
+    small = whole.restrict(x.index, y.index, x.mass, y.mass)
+    factored = None if gradient is None else gradient.cost_between_points(x.index, y.index, plan)
+    if factored is not None and model.has_hard_marginals:
         near, far = loss_factors(model.loss, x.rows.T, y.rows.T)
         U, V, quadratic = near @ plan, far, factored
     else:
@@ -73,13 +77,19 @@ def _lifted(
         quadratic = quadratic if factored is None else replace(quadratic, U=factored.U, V=factored.V)
     moments = LandmarkProblem.of(x, y, whole).moments(plan) if model.marginals.free_mass else None
     weights = weights_of(small, moments)
-    cost = quadratic if model.plain else weights.applied(quadratic, model.linear(U.dtype))
-    row, column = model.hard_sides(U.dtype) if model.fixed else model.sides(float(epsilon), cost, U.dtype)
+    cost = quadratic if model.is_standard else weights.combine_costs(quadratic, model.linear(U.dtype))
+    row, column = (
+        model.make_hard_constraints(U.dtype)
+        if model.has_hard_marginals
+        else model.make_constraints(float(epsilon), cost, U.dtype)
+    )
 
     def score(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
         """The score between some points and landmarks, up to row and column terms."""
         part = FactoredCost(U.new_empty(len(U)), V.new_empty(len(V)), U, V)
-        return weights.applied(part, None if linear is None else linear.restrict(rows, columns)).stored_score(epsilon)
+        return weights.combine_costs(part, None if linear is None else linear.restrict(rows, columns)).stored_score(
+            epsilon
+        )
 
     linear, every = whole.linear(U.dtype), (slice(None), slice(None))
     D, E = loss_factors(model.loss, x.distances, y.distances)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgw.diagnostics.evidence import APART
 from torchgw.linalg.centring import factored_modes
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import leading_factors
+from torchgw.objective.leading import compute_surrogate_factors
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.search.anneal import NEAR, CoarseBasin, Solved, stands_out
@@ -86,7 +86,7 @@ class Rung:
             side.mass.to(torch.float64) * (all_of_it.sum() / side.mass.to(torch.float64).sum())
             for side, all_of_it in ((x, whole.p), (y, whole.q))
         )
-        model = whole.model.taken(x.index, y.index, p, q)
+        model = whole.model.restrict(x.index, y.index, p, q)
         gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
         problem = rough(whole) if many else whole
         return cls(x, y, replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), whole, many)
@@ -153,7 +153,7 @@ class Rung:
     def _modes(self, space: DistanceProvider, mass: Tensor) -> Tensor | None:
         factors = space.factors()
         if factors is None and isinstance(space, PrecomputedDistances):
-            led = leading_factors(space.matrix, mass, self.whole.generator, most=N_MODES)
+            led = compute_surrogate_factors(space.matrix, mass, self.whole.generator, most=N_MODES)
             factors = led.F, led.signs
         return None if factors is None else factored_modes(*factors, mass, N_MODES)
 

@@ -142,7 +142,7 @@ def _by_hops(asked: Problem, problem: SparseObjective, rng: np.random.Generator)
         for D, mass in sides
     )
     p, q = torch.from_numpy(problem.p), torch.from_numpy(problem.q)
-    model = asked.model.on(p, q, None, None)
+    model = asked.model.with_masses(p, q, None, None)
     between = LandmarkProblem.of(x, y, model)
     found = landmark_basins(between, asked.epsilon, LANDMARK_STARTS, HOP_BASINS, generator)
     for rank, basin in enumerate(found, 1):

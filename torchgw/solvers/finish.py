@@ -54,7 +54,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     rounded, f, g, numbers = _ended(plan, begun, p, q, model.marginals, at)
     largest, *missed = AsyncNumbers(numbers).values()
     require_resolved(largest, epsilon)
-    residual = max(missed, default=0.0) if model.fixed else max([*missed, found.residual])
+    residual = max(missed, default=0.0) if model.has_hard_marginals else max([*missed, found.residual])
     del score, scaler
     plan = own(plan)
     return replace(
@@ -82,7 +82,7 @@ def _begun(
     it is ``low_rank``."""
     assert start.cost is not None
     centred, row, column, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
-    one, other = model.sides(epsilon, centred, torch.float64)
+    one, other = model.make_constraints(epsilon, centred, torch.float64)
     warm = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
     if low_rank:
         torch.mm(warm.A, warm.B.T, out=score)

@@ -116,13 +116,13 @@ def descend(
     row, column = (mass.to(dtype) for mass in model.masses)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, loop.max_iter - 1))
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
-    concave = model.fixed and model.loss is SQUARE
+    concave = model.has_hard_marginals and model.loss is SQUARE
     nothing = row.new_zeros(())
 
     def evaluated(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
         """The cost at a plan, and the objective there without its entropy."""
         if isinstance(gradient, ModelGradient):
-            return gradient.evaluated(at, row)
+            return gradient.evaluate(at, row)
         found = gradient(at, row)
         return found, mean_cost(found, at, row, column)
 
@@ -149,7 +149,7 @@ def descend(
                 at = DenseCoupling(damped.plan)
                 moved = nothing if damped.direction is None else damped.direction.abs().sum() / row.sum()
             following, energy = evaluated(at)
-            if not model.fixed:
+            if not model.has_hard_marginals:
                 marginals = model.marginals_of(at)
                 change = _distance(state.marginals, marginals)
         # All that the host is to know of the iteration, in one wait.

@@ -32,7 +32,7 @@ def hessian_of(
     rows, columns = plan.marginal(1), plan.marginal(0)
     stiffness, total = marginal_stiffness(rows, columns, model)
     x, y = (space.to(model.p.device, torch.float64) for space in spaces)
-    if model.fixed and model.loss is SQUARE and not whole:
+    if model.has_hard_marginals and model.loss is SQUARE and not whole:
         x, y = (_centred(space, mass) for space, mass in zip((x, y), (rows, columns), strict=True))
     quadratic = ExactGradient(x, y, rows, columns, model.loss)
     curvature = Curvature(quadratic, model, _level(plan, model), whole)
@@ -65,5 +65,5 @@ def _level(plan: BlockCoupling, model: Model) -> FactoredCost | None:
         )
     ]
     a, b = (torch.where(mass > 0, side, 0.0) for side, mass in zip(logs, model.masses, strict=True))
-    offset = model.epsilon * model.logarithm
+    offset = model.epsilon * model.log_mass_scale
     return FactoredCost.from_matrix(model.epsilon * plan.plan.clamp_min(tiny).log(), a - offset, b)

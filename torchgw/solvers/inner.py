@@ -135,7 +135,7 @@ class StoredInner:
         begun = _begun(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
         found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
-        ahead = gradient.bare if plan.is_cuda and isinstance(gradient, ExactGradient) else None
+        ahead = gradient.without_scale if plan.is_cuda and isinstance(gradient, ExactGradient) else None
         begun = begun._replace(scaled=found.state)
         f, g, told, following = _ended(score, plan, begun, terms, masses, marginals, at, ahead)
         return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
@@ -202,7 +202,7 @@ def _begun(
     """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon."""
     assert start.cost is not None
     centred, *shifts, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
-    sides = model.sides(epsilon, centred, f.dtype)
+    sides = model.make_constraints(epsilon, centred, f.dtype)
     linear = Linear.of(centred, epsilon, *sides)
     if sums is not None:
         f, g = linear.settled(sums, f, g)
@@ -269,7 +269,7 @@ class StreamedInner:
     ) -> Transported:
         centred, *shifts, f, g = warm.at(cost, epsilon, self.model)
         model = self.model
-        linear = Linear.of(centred, epsilon, *model.sides(epsilon, centred, f.dtype))
+        linear = Linear.of(centred, epsilon, *model.make_constraints(epsilon, centred, f.dtype))
         A, B = linear.A, linear.B
         state = self.potentials(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
         tiles = self.tiles(A, B, state.f, state.g)

@@ -65,7 +65,7 @@ def searched_by(model: Model) -> list[Model]:
     if model.marginals.varied:
         most = float(torch.minimum(p.sum(), q.sum()))
         whole = replace(model, p=p / most, q=q / most, beta=model.beta / most, strength=model.strength / most)
-        whole = replace(whole, logarithm=model.logarithm + math.log(most))
+        whole = replace(whole, log_mass_scale=model.log_mass_scale + math.log(most))
         return [replace(whole, marginals=Partial(share)) for share in SHARES]
     if min(row, column) > 0:
         return [model]
@@ -183,7 +183,10 @@ class ModelForm:
         """C(T) (stored) of one of the form's plans."""
         plan = self._stands_for(coupling)
         rows, columns = plan.marginal(1).to(p), plan.marginal(0).to(p)
-        cost = self.exact(plan, rows, None if self.model.fixed else columns).rows(slice(None)) * self.model.alpha
+        cost = (
+            self.exact(plan, rows, None if self.model.has_hard_marginals else columns).rows(slice(None))
+            * self.model.alpha
+        )
         if self.saved > 0:
             cost -= self.model.alpha * self.saved * rows.sum()
         if self.linear is not None:
@@ -198,7 +201,7 @@ class ModelForm:
         found = exact.cross(corner, stands.plan) if isinstance(exact, MatchingGradient) else None
         if found is None:
             return self(vertex, self.masses[0]).rows(slice(None)).sub_(cost)
-        if not self.model.fixed:
+        if not self.model.has_hard_marginals:
             rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
             a, b = exact.means(rows, columns)
             found.add_(a[:, None] - self.saved * rows.sum()).add_(b)

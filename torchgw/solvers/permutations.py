@@ -68,7 +68,7 @@ def permute(objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: 
     """
 
     def begin() -> Permuted:
-        cost = objective.at(match)
+        cost = objective.cost_of(match)
         return Permuted(match=match, cost=cost, dual=dual, value=objective.value(match, cost))
 
     def step(state: Permuted) -> tuple[Permuted, Check, Status | None]:
@@ -80,10 +80,10 @@ def permute(objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: 
         if value <= loop.least or torch.equal(old, new):
             return state, check, Status.STATIONARY
         ended = Status.STATIONARY if 2 * (value - objective.value(new, cost)) <= loop.tol * value else Status.SETTLED
-        cost = objective.moved(cost, old, new)
+        cost = objective.update_cost(cost, old, new)
         fall = value - objective.value(new, cost)
         if fall <= 0:
-            cost = objective.moved(cost, new, old)
+            cost = objective.update_cost(cost, new, old)
             return replace(state, cost=cost, whole=ended is Status.STATIONARY), check, ended
         state = replace(state, match=new, cost=cost, value=value - fall)
         return state, check, ended if fall <= STALLED * loop.tol * value else None

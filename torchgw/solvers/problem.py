@@ -18,10 +18,17 @@ from torchgw.kernels.shared import SharedKernel, SharedTiles, StreamedKernel, Ti
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import MOST_LEFT, RESIDUAL, SHARP_RESIDUAL, VERTEX_WORK, LeadingGradient, leads
+from torchgw.objective.leading import (
+    MOST_LEFT,
+    RESIDUAL,
+    SHARP_RESIDUAL,
+    VERTEX_WORK,
+    SurrogateGradient,
+    should_use_surrogate,
+)
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
-from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, recall
+from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, restore_memory
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
@@ -139,7 +146,7 @@ class Problem:
     @property
     def epsilon(self) -> float:
         """The epsilon asked for; without entropy, that from which annealing to zero begins."""
-        by_gain = self.auto or not self.model.plain
+        by_gain = self.auto or not self.model.is_standard
         return self.model.epsilon or (AUTO_START * self.gain if by_gain else SHARP_START * self.unit)
 
     @property
@@ -180,12 +187,12 @@ class StoredProblem(Problem):
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage; the state of a sampled gradient is kept with it."""
         result, memory = super().stage(name, lambda: (compute(), memory_of(self.gradient)))
-        recall(self.gradient, memory)
+        restore_memory(self.gradient, memory)
         return result
 
     def at(self, epsilon: float) -> StoredProblem:
         """The same problem with another entropy weight, and the tolerances that this asks for."""
-        model, options = self.model.at(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
+        model, options = self.model.with_epsilon(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
         return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
 
     @property
@@ -232,11 +239,11 @@ def make_gradient(problem: Problem) -> Gradient:
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
         exact = ExactGradient(*problem.spaces, p, q, model.loss)
-        vertices = problem.sharp and model.plain and not equal_masses(*(mass.numpy() for mass in fetched(p, q)))
-        if not leads(exact, VERTEX_WORK if vertices else None):
+        vertices = problem.sharp and model.is_standard and not equal_masses(*(mass.numpy() for mass in fetched(p, q)))
+        if not should_use_surrogate(exact, VERTEX_WORK if vertices else None):
             return gradient_of(model, exact)
-        leading = LeadingGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)
-        return gradient_of(model, leading if leading.residual <= MOST_LEFT or leads(exact) else exact)
+        leading = SurrogateGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)
+        return gradient_of(model, leading if leading.residual <= MOST_LEFT or should_use_surrogate(exact) else exact)
     controls = None
     if sampling.n_control > 0:
         x, y = (

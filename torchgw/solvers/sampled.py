@@ -21,7 +21,7 @@ from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
-from torchgw.objective.sampled import Memory, memory_of, recall
+from torchgw.objective.sampled import Memory, memory_of, restore_memory
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
@@ -83,18 +83,18 @@ def solve_sampled(
     score = row.new_empty(len(model.p), len(model.q))
 
     def begin() -> SampledState:
-        first = start.with_rows(model.logs[0].to(row.dtype)) if model.fixed else start
+        first = start.with_rows(model.logs[0].to(row.dtype)) if model.has_hard_marginals else start
         end = replace(first, epsilon=first.epsilon or epsilon_at(0, epsilon, annealing))
         return SampledState(end=end, coupling=first.coupling(), sampler=memory_of(gradient))
 
     def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
         end, now = state.end, anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
-        recall(gradient, state.sampler)
+        restore_memory(gradient, state.sampler)
         raw = gradient(state.coupling, row)
         cost, row_term, column_term, f, g = end.at(raw, now, model)
         cost.stored_score(now, out=score)
-        row_side, column_side = model.sides(now, cost, row.dtype)
-        if not model.fixed:
+        row_side, column_side = model.make_constraints(now, cost, row.dtype)
+        if not model.has_hard_marginals:
             sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
             f, g = row_side.potential_from_sums(sums[0], f), column_side.potential_from_sums(sums[1], g)
         warm = f, g if column_side.has_divergence else None

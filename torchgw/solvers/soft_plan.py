@@ -91,7 +91,7 @@ def soften(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float
     epsilon : above 0, or None; only a T without entropy has a spread.
     max_memory : bytes that the problem may take.
     """
-    device, mass = coupling.device, math.exp(model.logarithm)
+    device, mass = coupling.device, math.exp(model.log_mass_scale)
     plan = wide(coupling).times(1 / mass)
     if isinstance(plan, SparseCoupling) and isinstance(coupling, SparseCoupling) and all(map(_is_sparse, spaces)):
         found = _on_entries(plan, spaces, epsilon)
@@ -114,7 +114,7 @@ def wide(coupling: BlockCoupling) -> BlockCoupling:
 
 def value_of(soft: SoftPlan, spaces: Spaces, model: Model, max_memory: int) -> tuple[Values, bool, float]:
     """The parts of the objective of a soft plan, of about mass one; whether it is exact, and its error."""
-    plan = wide(soft.coupling).times(math.exp(-model.logarithm))
+    plan = wide(soft.coupling).times(math.exp(-model.log_mass_scale))
     if model.alpha == 0:
         return model.values(0.0, plan), True, 0.0
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
@@ -126,7 +126,7 @@ def value_of(soft: SoftPlan, spaces: Spaces, model: Model, max_memory: int) -> t
     else:
         raw = ExactGradient(*spaces, rows, columns, model.loss)(plan, rows)
         value = Objective(max(float(mean_cost(raw, plan, rows, columns)), 0.0), True, 0.0)
-    return model.at(soft.epsilon).values(float(value.value), plan), value.exact, value.error
+    return model.with_epsilon(soft.epsilon).values(float(value.value), plan), value.exact, value.error
 
 
 def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[FactoredCost, Tensor, Tensor]:
@@ -140,7 +140,7 @@ def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[Factored
         return cost, cost.a, cost.b
     exact = ExactGradient(*spaces, rows, columns, model.loss)
     raw = (MatchingGradient.of(exact) or exact)(plan, rows)
-    cost = weights.applied(raw, linear)
+    cost = weights.combine_costs(raw, linear)
     return cost, cost.a + weights.quadratic * (exact.a - raw.a), cost.b + weights.quadratic * (exact.b - raw.b)
 
 
@@ -186,11 +186,11 @@ def _of_spreads(*spreads: Tensor) -> float:
 def _on_all_pairs(
     plan: BlockCoupling, spaces: Spaces, model: Model, epsilon: float | None, max_memory: int
 ) -> SoftPlan:
-    cost, a, b = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.at(epsilon))
+    cost, a, b = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.with_epsilon(epsilon))
     if epsilon is None:
         epsilon = epsilon_of(cost, plan)
         if model.penalty is not None:
-            cost, a, b = cost_of(plan, spaces, model.at(epsilon))
+            cost, a, b = cost_of(plan, spaces, model.with_epsilon(epsilon))
     rows, columns = plan.marginal(1).double(), plan.marginal(0).double()
     needed = BYTES * math.prod(plan.shape)
     factored = cost.extra is None and cost.U.shape[1] < min(plan.shape)

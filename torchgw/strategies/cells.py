@@ -124,7 +124,7 @@ def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProb
     """The problem between cells, stored."""
     assert x.space is not None
     assert y.space is not None
-    model, dtype = problem.model.on_cells(x.cells, y.cells), problem.x.control.F.dtype
+    model, dtype = problem.model.coarsen(x.cells, y.cells), problem.x.control.F.dtype
     gradient = gradient_of(model, ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
     return StoredProblem.of(
         problem,
@@ -149,22 +149,22 @@ def coarsened_init(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | 
 def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y: CellSpace) -> FactoredCost:
     """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
     model, sides = problem.model, (problem.x, problem.y)
-    small = model.on_cells(x.cells, y.cells)
+    small = model.coarsen(x.cells, y.cells)
     rows, columns = small.marginals_of(coupling)
     mass = rows.sum()
-    if not model.fixed:
+    if not model.has_hard_marginals:
         sides = under(problem.x, x.cells, rows / mass), under(problem.y, y.cells, columns / mass)
     if problem.factored:
         cost = cost_of_cells(coupling, mass, (x.means, y.means), (sides[0].control, sides[1].control))
     else:
         assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
         cost = sampled_cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)
-    if model.plain:
+    if model.is_standard:
         return cost
     linear, moments = model.linear(cost.U.dtype), None
     if model.marginals.free_mass:
         cost = FactoredCost.weighted_sum([cost], [mass])
-        cells = model.between(cost, x.cells, y.cells)
+        cells = model.average_cost(cost, x.cells, y.cells)
         assert cells is not None
         moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
-    return weights_of(small, moments).applied(cost, linear)
+    return weights_of(small, moments).combine_costs(cost, linear)

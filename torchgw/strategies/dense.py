@@ -14,9 +14,9 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY, Basin, Rung
 from torchgw.kernels.precision import loop_dtype
-from torchgw.objective.certify import certify, read_stored
-from torchgw.objective.exact import ExactGradient, multiplied
-from torchgw.objective.sampled import NOTHING, recall
+from torchgw.objective.certify import certify, read_dense_plan
+from torchgw.objective.exact import ExactGradient, ensure_products
+from torchgw.objective.sampled import NOTHING, restore_memory
 from torchgw.runtime.transfer import fetched
 from torchgw.search.anneal import NEAR, stands_out
 from torchgw.search.basins import basins_of_plans, find_basins, listed
@@ -78,7 +78,7 @@ def solve_dense(
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
     if asked.exact:  # graph searches once, for both precisions
-        wide = [multiplied(space, p.device) for space in wide]
+        wide = [ensure_products(space, p.device) for space in wide]
     source, target = (space.to(p.device, loop_dtype(options.mixed_precision)) for space in wide)
     narrow = Problem.of(asked, spaces=(source, target))
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
@@ -86,7 +86,7 @@ def solve_dense(
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     ladder: tuple[Rung, ...] = ()
     if streamed is None:
-        begun = (begin or (_begun if asked.model.plain or not asked.sharp else _begun_by_form))(problem)
+        begun = (begin or (_begun if asked.model.is_standard or not asked.sharp else _begun_by_form))(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
             solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
@@ -96,14 +96,14 @@ def solve_dense(
         solution = sharpened(problem, solution)
     if solution is streamed:
         return streamed
-    model = asked.model.at(solution.path[-1].epsilon) if solution.path else asked.model
+    model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
     second = SecondOrder(solution)
     if is_looked_at(problem, solution, model.epsilon):
         second = escaped(problem.at(model.epsilon), solution, (wide[0], wide[1]))
     solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
-    found = read_stored(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
+    found = read_dense_plan(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
     if second.escapes and basins:
         basins = (_led_to(basins[0], stored, values.total), *basins[1:])
@@ -261,7 +261,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
-                recall(problem.gradient, NOTHING)
+                restore_memory(problem.gradient, NOTHING)
             taken = descend_sharply if best.annealed else solver
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
@@ -276,7 +276,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
     model, minimised = problem.model, [end.energy for end in ends]
     if model.epsilon > 0 and len(ends) > 1:
-        entropies = fetched(*(model.entropic(end.plan, model.epsilon) for end in ends))
+        entropies = fetched(*(model.entropy_term(end.plan, model.epsilon) for end in ends))
         minimised = [end.energy + float(entropy) for end, entropy in zip(ends, entropies, strict=True)]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]

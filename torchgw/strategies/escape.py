@@ -79,7 +79,7 @@ def escaped(
     quiet, escapes, model = replace(problem, watch=problem.watch.silent()), 0, problem.model
     quadratic = ExactGradient(*spaces, *model.masses, model.loss)
     while True:
-        hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.fixed)
+        hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.has_hard_marginals)
         empty = hessian.size == 0  # of a space whose distances are all zero, or a plan without mass
         ends = None if empty else lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_firm)
         if ends is None or len(ends.values) == 0:
@@ -139,4 +139,6 @@ def _objective(model: Model, quadratic: ExactGradient, solution: Solution) -> fl
     linear = model.linear(plan.dtype)
     parts = (mean_cost(cost, plan, rows, columns) if cost is not None else 0.0 for cost in (raw, linear))
     value, weighed = parts
-    return float(model.total(value, model.divergences(rows, columns), weighed) + model.entropic(plan, model.epsilon))
+    return float(
+        model.total(value, model.divergences(rows, columns), weighed) + model.entropy_term(plan, model.epsilon)
+    )

@@ -92,7 +92,7 @@ class Ends(NamedTuple):
 
     def sides(self, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of all points, in the gauge of the score."""
-        return model.sides_of(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
+        return model.constraints_from_logs(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
 
 
 @storable
@@ -177,7 +177,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
         f, g, residual, error = lifted(problem, solved)
         whole = _complete(problem, solved.x, solved.y)
-        if not problem.model.fixed and not whole:
+        if not problem.model.has_hard_marginals and not whole:
             residual = max(residual, math.inf if last is None else _changed(problem, last, solved.score, f, g))
         told = Rung(
             cells=(solved.x.cells.count, solved.y.cells.count),
@@ -334,7 +334,7 @@ def _next(
     old, epsilon = step.score, problem.epsilon
     x = cells_of(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
     y = cells_of(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
-    model = problem.model.on_cells(x.cells, y.cells)
+    model = problem.model.coarsen(x.cells, y.cells)
     last, kernel = _linear(problem.model, step.ends, x.cells, y.cells, problem.ranks), problem.kernels.streamed
     f = last.row.potential(kernel.bind(last.A, step.linear.B).softmin(step.g, 1))
     g = last.column.potential(kernel.bind(step.linear.A, last.B).softmin(step.f, 0))
@@ -346,7 +346,7 @@ def _next(
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (problem.factored or complete))):
         return _solved(problem, step.cost, x, y, g), None
-    cost = problem.model.between(step.cost, x.cells, y.cells)
+    cost = problem.model.average_cost(step.cost, x.cells, y.cells)
     assert cost is not None
     dtype = cost.U.dtype
     p, q = (mass.to(dtype) for mass in model.masses)
@@ -400,11 +400,11 @@ def _begun(
 @replayed()
 def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> Linear:
     """The linear problem between cells, for a score on all points."""
-    small, dtype = model.on_cells(x, y), ends.A.dtype
+    small, dtype = model.coarsen(x, y), ends.A.dtype
     sides = zip((x, y), ends.offsets, model.masses, strict=True)
     offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in sides]
     log_p, log_q = (mass.log2().to(dtype) for mass in small.masses)
-    row, column = small.sides_of(log_p, log_q, ends.epsilon, *offsets)
+    row, column = small.constraints_from_logs(log_p, log_q, ends.epsilon, *offsets)
     return Linear(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
 
 
@@ -424,7 +424,7 @@ def _stored(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
 
 
 def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
-    model = replace(problem.model.on_cells(x.cells, y.cells), epsilon=problem.epsilon)
+    model = replace(problem.model.coarsen(x.cells, y.cells), epsilon=problem.epsilon)
     if _stored(problem, x, y):
         return StoredInner(problem.kernels.stored, model, options)
     return StreamedInner(

@@ -17,8 +17,8 @@ import torch
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
-from torchgw.objective.certify import certify, read_stored, read_streamed
-from torchgw.objective.leading import leading_factors, slow
+from torchgw.objective.certify import certify, read_block_plan, read_dense_plan
+from torchgw.objective.leading import compute_surrogate_factors, products_are_slow
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
@@ -41,7 +41,11 @@ def led(asked: Problem) -> Problem | None:
     if not asked.exact or asked.tol is not None or asked.model.loss is not SQUARE or not any(map(plain, asked.spaces)):
         return None
     n, k = (len(mass) for mass in asked.model.masses)
-    if not all(map(is_metric, asked.spaces)) or any(map(multiplies, asked.spaces)) or not slow(n, k, asked.p.device):
+    if (
+        not all(map(is_metric, asked.spaces))
+        or any(map(multiplies, asked.spaces))
+        or not products_are_slow(n, k, asked.p.device)
+    ):
         return None
     found = asked.stage("factors", partial(_factored, asked))
     if found is None:
@@ -58,7 +62,7 @@ def _factored(asked: Problem) -> tuple[FactoredDistances | None, ...] | None:
             spaces.append(None)
             continue
         narrow = space.to(mass.device, loop_dtype(asked.options.mixed_precision))
-        found = leading_factors(
+        found = compute_surrogate_factors(
             PrecomputedDistances.of(narrow, mass.device).matrix, mass, asked.generator, WANTED, MOST_RANK
         )
         if found.residual > RESIDUAL:
@@ -84,10 +88,10 @@ def judged(asked: Problem, found: CertifiedSolution, stores: bool = True) -> Cer
     dual = found.end.cost.column_dual(found.end.g, model.q, asked.epsilon)
     if stores and n * k * (n + k) <= CERTIFIED_WORK and 16 * n * k <= options.max_memory:
         stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
-        read, sample = read_stored(stored, spaces, model, options.max_memory, asked.generator), None
+        read, sample = read_dense_plan(stored, spaces, model, options.max_memory, asked.generator), None
     else:
         linear, penalty = found.values.linear, found.values.violation * model.price
-        read = read_streamed(found.coupling, None, spaces, None, found.marginals, 0, asked.generator)
+        read = read_block_plan(found.coupling, None, spaces, None, found.marginals, 0, asked.generator)
         read = replace(read, linear=linear, penalty=penalty)
         sample = asked.generator
     values, certificate = certify(read, dual, spaces, model, asked.unit, sample)

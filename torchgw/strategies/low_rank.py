@@ -9,7 +9,7 @@ import torch
 
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.kernels.sums import inner_product
-from torchgw.objective.certify import certify, read_streamed
+from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import Factored, solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
@@ -41,7 +41,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     F, G = (control.F for control in problem.controls)
     product = inner_product(F, coupling.Q) @ (inner_product(coupling.R, G) / coupling.g[:, None])
     marginals = coupling.marginal(1), coupling.marginal(0)
-    found = read_streamed(coupling, product, problem.spaces, problem.controls, model.masses, 0, generator)
+    found = read_block_plan(coupling, product, problem.spaces, problem.controls, model.masses, 0, generator)
     found = replace(found, quadratic=Objective(solution.energy, True, 0.0), expected=solution.energy)
     values, certificate = certify(found, first.dual.to(p.dtype)[y], problem.spaces, model, asked.unit, generator)
     return solution.certified(

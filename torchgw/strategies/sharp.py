@@ -24,9 +24,9 @@ from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient, dense
-from torchgw.objective.leading import MOST_LEFT, LeadingGradient, MatchingGradient
+from torchgw.objective.leading import MOST_LEFT, MatchingGradient, SurrogateGradient
 from torchgw.objective.model import mean_cost
-from torchgw.objective.permuted import permutations
+from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
@@ -109,7 +109,7 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual = start.column_dual(problem.masses[1])
-    if problem.model.plain:
+    if problem.model.is_standard:
         return frank_wolfe(descent.first, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.loop())[0]
     form = descent.forms[0]
     found, _ = frank_wolfe(form, form.entered(plan), form.duals(dual), form.plans(False, True), descent.loop())
@@ -178,7 +178,7 @@ def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
     lower, and but between few points of equal masses."""
     p, q = problem.model.masses
     few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in fetched(p, q)))
-    if not few or not problem.model.plain or problem.wide is None:
+    if not few or not problem.model.is_standard or problem.wide is None:
         return None
     source, target = problem.wide.source, problem.wide.target
     every = torch.arange(len(p), device=p.device)
@@ -233,7 +233,7 @@ class _Descent:
         """The gradient that decides, of plans of few entries where products of stored matrices take long."""
         wide = self.problem.wide
         assert wide is not None
-        long = wide.a.device.type == "cpu" or isinstance(self.problem.quadratic, LeadingGradient)
+        long = wide.a.device.type == "cpu" or isinstance(self.problem.quadratic, SurrogateGradient)
         return (MatchingGradient.of(wide) if long else None) or wide
 
     @property
@@ -241,7 +241,7 @@ class _Descent:
         """The gradient that leads most of the way: between leading factors where the problem has some."""
         leading, wide = self.problem.quadratic, self.problem.wide
         assert wide is not None
-        return leading.to(torch.float64, wide) if isinstance(leading, LeadingGradient) else self.exact
+        return leading.to(torch.float64, wide) if isinstance(leading, SurrogateGradient) else self.exact
 
     def loop(self, tol: float = TOLERANCE) -> Loop:
         """The next loop, for the iterations that are left."""
@@ -264,9 +264,9 @@ class _Descent:
         problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
         wide = problem.wide
         assert wide is not None
-        if not problem.model.plain:
+        if not problem.model.is_standard:
             return self.by_form(plan, dual, False, rough)
-        leading, first = isinstance(problem.quadratic, LeadingGradient), self.first
+        leading, first = isinstance(problem.quadratic, SurrogateGradient), self.first
         matched = None
         if equal_masses(*(mass.numpy() for mass in fetched(p, q))):
             factored = first if isinstance(first, ExactGradient) else wide
@@ -345,14 +345,14 @@ class _Descent:
             return None
         if first.source.factors() is None or first.target.factors() is None or self.problem.watch.cut():
             return None
-        if isinstance(first, LeadingGradient) and first.residual > MOST_LEFT:
+        if isinstance(first, SurrogateGradient) and first.residual > MOST_LEFT:
             return None
         coupling = DenseCoupling(plan)
         cost = first(coupling, p)
         order = Order.of(cost)
         duals = c_transform(cost, dual, q), dual
         start = Vertex(cost, duals, corner(order, plan.argmax(0), p, q))
-        tol = LED_TOLERANCE if isinstance(first, LeadingGradient) else TOLERANCE
+        tol = LED_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
         try:
             found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
         except TransportError as error:
@@ -360,13 +360,13 @@ class _Descent:
             return None
         if kept and found.value > float(mean_cost(cost, coupling, p, q)):
             return None
-        if not isinstance(first, LeadingGradient):
+        if not isinstance(first, SurrogateGradient):
             return _Between(found, status, True)
         lowest, best = math.inf, found
         for number in range(CORRECTIONS):
             if self.problem.watch.cut():
                 break
-            first = first.at_entries(found.plan, p)
+            first = first.correct_at_sparse(found.plan, p)
             value = float(mean_cost(first(found.plan, p), found.plan, p, q))
             if value >= lowest:
                 break
@@ -383,7 +383,7 @@ class _Descent:
     ) -> tuple[Permuted, Status] | None:
         """From permutation to permutation, by a gradient between factors and then by the ``exact`` one where that is
         another; None where spaces have none, or where the first permutation is above a plan to be ``kept``."""
-        matches = permutations(first)
+        matches = make_permutation_objective(first)
         if matches is None:
             return None
         p, gradient = self.problem.masses[0], self.problem.quadratic
@@ -396,5 +396,5 @@ class _Descent:
         found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b))
         if exact is None:
             return found, status
-        led = matches.led_to(dense(exact.source), dense(exact.target))
+        led = matches.with_distances(dense(exact.source), dense(exact.target))
         return self.stage("matched", partial(permute, led, found.match, found.dual))

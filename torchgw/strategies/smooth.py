@@ -11,7 +11,7 @@ import torch
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.leading import LeadingGradient
+from torchgw.objective.leading import SurrogateGradient
 from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.options import GWOptions
 from torchgw.search.basins import sampled_energy
@@ -44,7 +44,7 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
         loop = Loop(watch, History() if history is None else history, options.stopping.max_iter)
         inner = problem.inner_at(epsilon)
         solution = descend(problem.gradient, start, inner, options, loop, resolved=True, metric=metric)
-        if isinstance(problem.quadratic, LeadingGradient):
+        if isinstance(problem.quadratic, SurrogateGradient):
             solution = _corrected(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
     else:
@@ -69,7 +69,7 @@ def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> 
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = last.history.cost[-1]
-    if not problem.exact and not model.plain:  # the loop watches its linear problem
+    if not problem.exact and not model.is_standard:  # the loop watches its linear problem
         energy = sampled_energy(problem, last.stored)
     return replace(
         last,
@@ -88,7 +88,7 @@ def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
     times; where it still does, the exact gradient itself goes on.
     """
     leading, model, watch = problem.quadratic, problem.model, problem.watch
-    assert isinstance(leading, LeadingGradient)
+    assert isinstance(leading, SurrogateGradient)
 
     def gone_on(name: str, gradient: Gradient, start: Start) -> Solution:
         loop = Loop(watch, solution.history, problem.options.stopping.max_iter)
@@ -96,12 +96,12 @@ def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
         whole = partial(descend, gradient, start, inner, problem.options, loop, resolved=True)
         return problem.stage(name, whole).after(solution)
 
-    for number in range(CORRECTIONS if model.fixed else 0):
+    for number in range(CORRECTIONS if model.has_hard_marginals else 0):
         if watch.cut():
             return solution
         last, end, value = DenseCoupling(solution.plan), solution.end, solution.history.cost[-1]
         assert end is not None
-        gradient = gradient_of(model, leading.at(last, problem.masses[0]))
+        gradient = gradient_of(model, leading.correct_at(last, problem.masses[0]))
         solution = gone_on(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
         moved = float((solution.plan - last.plan).abs().sum() / last.plan.sum())
         logger.info("corrected by the exact gradient: the plan moved by %.3g", moved)

@@ -49,7 +49,7 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
     value, plan = max(state.value, 0.0), state.plan
     coupling = SparseCoupling(*(side.to(model.p.device) for side in plan.tensors().values()))
     marginals = coupling.marginal(1), coupling.marginal(0)
-    values = model.summed(value, 0.0, 0.0, *marginals)
+    values = model.values_from_parts(value, 0.0, 0.0, *marginals)
     a, b = (torch.from_numpy(side) for side in (problem.a, problem.b))
     lower = min(float(first_bound(a, b, model.p.cpu(), model.q.cpu())), values.total)
     solution = Solution(

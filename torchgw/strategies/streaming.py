@@ -24,7 +24,7 @@ from torchgw.kernels.blocks import blocks, points_at_once
 from torchgw.kernels.precision import LAST, reach, unsafe
 from torchgw.kernels.sums import BLOCK_POINTS, inner_product
 from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, centres, choose_tiles
-from torchgw.objective.certify import certify, read_streamed
+from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.runtime.memory import give_back
@@ -101,15 +101,15 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
     # All factors of the score last: where ranks share them, nothing else of their size is left then.
     coupling = None if problem.factored else _coupling(problem, kept, rounded)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
-    held = model.fixed or model.marginals.total is not None
+    held = model.has_hard_marginals or model.marginals.total is not None
     residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
     dual = state.solved.cost.column_dual(state.g - state.solved.score.column, problem.q, problem.epsilon)
-    found = read_streamed(
+    found = read_block_plan(
         coupling,
         read.product,
         problem.spaces,
         problem.controls,
-        model.masses if model.fixed else read.marginals,
+        model.masses if model.has_hard_marginals else read.marginals,
         problem.options.max_memory if problem.exact or max(n, k) <= FEW_POINTS else 0,
         problem.generator,
         ranks,
@@ -168,7 +168,7 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     (A, B), (f, g, p, q), reached = _in_order((score.A, score.B), numbers, (rows, columns), n * k <= EVERY_PAIR, ranks)
     tiles, omitted = kept_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
     told = [reached.double()]
-    if problem.model.plain and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
+    if problem.model.is_standard and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         f, g, raised = sweep_tiles(problem.kernels.tiled, A, B, tiles, f, g, p, q)
         told.append(raised)
     largest, *more = fetched(torch.stack(told))[0].tolist()

@@ -65,7 +65,7 @@ class VertexLevel(NamedTuple):
     def after(self, cells: VertexLevel, found: FactoredDescent, rows: Cells, columns: Cells) -> VertexLevel:
         """With the cost of a plan between cells of its points, and potentials that its own lead to."""
         core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
-        cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).of_core(core, self.p, self.q), found.cost
+        cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).cost_from_core(core, self.p, self.q), found.cost
         (fine, few), (f, g) = (_order(each, self.ranks) for each in (cost, coarse)), found.duals
         row = _transformed(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
         column = _transformed(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)

@@ -20,7 +20,7 @@ import torch
 
 from torchgw.diagnostics.evidence import Basin
 from torchgw.diagnostics.status import Status
-from torchgw.objective.certify import Evaluated, certify
+from torchgw.objective.certify import PlanStatistics, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
 from torchgw.solvers.iterate import Loop
@@ -41,7 +41,7 @@ logger = logging.getLogger("torchgw")
 def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     """Solve without entropy, with memory for a few entries of each point."""
     began = time.perf_counter()
-    blurred = replace(asked, model=asked.model.at(FALL * asked.epsilon), auto=False, sharpens=False)
+    blurred = replace(asked, model=asked.model.with_epsilon(FALL * asked.epsilon), auto=False, sharpens=False)
     problem = streamed(blurred)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
@@ -68,7 +68,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     solved = time.perf_counter()
     plan, dual = found.plan, found.duals[1]
     gradient, marginals = ExactGradient(x, y, p, q), (plan.marginal(1), plan.marginal(0))
-    read = Evaluated(
+    read = PlanStatistics(
         quadratic=Objective(max(found.value, 0.0), True, 0.0),
         cost=gradient(plan, p),
         means=(gradient.a, gradient.b),

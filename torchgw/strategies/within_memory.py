@@ -98,7 +98,7 @@ def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, Certifie
     state = problem.generator.get_state()
     try:
         with problem.watch.within("dense"):
-            alone = replace(problem, model=problem.model.at(0.0), sharpens=False)
+            alone = replace(problem, model=problem.model.with_epsilon(0.0), sharpens=False)
             last = solve_dense(problem, found) if found.status.converged else solve_dense(alone)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
