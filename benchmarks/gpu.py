@@ -42,7 +42,7 @@ from torchgw.kernels.compilations import COMPILED
 from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.tiles import choose_tiles
 from torchgw.spaces.device_graph import DeviceGraph
-from torchgw.spaces.device_neighbours import fewest
+from torchgw.spaces.device_neighbours import count_neighbours
 from torchgw.spaces.graph import build_graph
 from torchgw.types import Array
 
@@ -156,9 +156,9 @@ def graphs(clouds: Sequence[tuple[str, int]]) -> Rows:
         cpu = time.perf_counter() - began
         for _ in range(3):
             began = time.perf_counter()
-            graph = DeviceGraph.between(points, made, searched, CUDA, "triton")
-            assert graph.built is not None
-            parts, undecided = graph.built.told[:2].tolist()
+            graph = DeviceGraph.from_points(points, made, searched, CUDA, "triton")
+            assert graph.build_record is not None
+            parts, undecided = graph.build_record.summary[:2].tolist()
             taken.append(time.perf_counter() - began)
             pointer, target, length = (part.cpu().numpy() for part in (graph.pointer, graph.target, graph.length))
             held = np.isfinite(length[: pointer[-1]])
@@ -283,10 +283,10 @@ def prepared(sizes: Sequence[int]) -> Rows:
     assert searched is not None
     for n in sizes:
         points = make_spiral(n)[0]
-        there, built = torch.from_numpy(points).to(CUDA), partial(DeviceGraph.between, points, made, searched, CUDA)
+        there, built = torch.from_numpy(points).to(CUDA), partial(DeviceGraph.from_points, points, made, searched, CUDA)
         graph, few = built("triton"), torch.arange(0, n, max(n // 100, 1), device=CUDA)
         calls: dict[str, Callable[[], object]] = {
-            "nearest points and edges": partial(made.neighbours, there, fewest(n), None),
+            "nearest points and edges": partial(made.neighbours, there, count_neighbours(n), None),
             "graph": partial(built, "triton"),
             "landmarks": partial(graph.landmarks, 100),
             "searches from 100 points": partial(graph.distances, few),

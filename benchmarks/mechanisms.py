@@ -434,13 +434,13 @@ MECHANISMS = (
     ),
     # Landmarks and levels.
     landmarks("farthest", "Landmarks are farthest points.", quantisation._farthest),
-    landmarks("spread", "Landmarks are drawn as k-means++ does.", quantisation._spread),
+    landmarks("spread", "Landmarks are drawn as k-means++ does.", quantisation._draw_by_distance),
     landmarks("random", "Landmarks are random points.", quantisation._without_replacement),
     Mechanism(
         "curves",
         "One kind of landmarks is enough along curves.",
-        (quantisation.along_curves, quantisation.looked_at),
-        (never((anneal, "along_curves")),),
+        (quantisation.is_along_curves, quantisation.measure_coverage),
+        (never((anneal, "is_along_curves")),),
         "problem/method.py",
         True,
     ),

@@ -45,7 +45,7 @@ from torchgw.distributed.align import DEFAULTS, aligned_by
 from torchgw.distributed.groups import ranks_in
 from torchgw.solvers import factored_transport
 from torchgw.spaces.graph import build_graph
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.prepare import InputSpace
 from torchgw.spaces.shared_graph import graphs_of_shares
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.strategies import vertex_levels
@@ -252,12 +252,12 @@ def graphs() -> dict[str, Any]:
     }
     with ranks_in(None, "cpu") as ranks:
         for name, (*points, k) in cases.items():
-            spaces = [Space(side, each, "landmark") for side, each in zip("XY", points, strict=True)]
+            spaces = [InputSpace(side, each, "landmark") for side, each in zip("XY", points, strict=True)]
             shares = {number: each[ranks.share(len(each))] for number, each in enumerate(points)}
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 for number, made in graphs_of_shares(shares, spaces, k, ranks).items():
-                    graph, report = made.finished(k, "XY"[number])
+                    graph, report = made.finish(k, "XY"[number])
                     said = [str(each.message) for each in caught]
                     caught.clear()
                     known, expected = build_graph(points[number], k, "XY"[number])

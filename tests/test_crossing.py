@@ -37,7 +37,7 @@ def between(X: np.ndarray, Y: np.ndarray) -> LandmarkProblem:
     spaces = [PrecomputedDistances(np.linalg.norm(Z[:, None] - Z, axis=2)) for Z in (X, Y)]
     mass = torch.full((len(X),), 1 / len(X), dtype=F64)
     every = torch.arange(len(X))
-    x, y = (Landmarks.every(space.to(mass.device, F64).rows(every), mass) for space in spaces)
+    x, y = (Landmarks.all_points(space.to(mass.device, F64).rows(every), mass) for space in spaces)
     return LandmarkProblem.of(x, y, Model(mass, mass, 0.0))
 
 

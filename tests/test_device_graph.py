@@ -26,8 +26,8 @@ from torchgw.spaces import device_graph
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import build_graph, neighbour_graph
-from torchgw.spaces.on_device import Begun, finished
-from torchgw.spaces.prepare import Space, make_providers
+from torchgw.spaces.on_device import DeviceSearch, finish_searches
+from torchgw.spaces.prepare import InputSpace, make_providers
 from torchgw.types import DistanceProvider, GraphWarning
 
 CPU = torch.device("cpu")
@@ -64,15 +64,17 @@ def there(data: Any, kind: str) -> DeviceGraph | None:
 
 def built(data: Any, kind: str, family: GraphKernels = GRAPHS) -> DeviceGraph:
     """One that does both."""
-    return DeviceGraph.between(data, family, SEARCHES, CPU, "eager") if isinstance(data, np.ndarray) else brought(data)
+    return (
+        DeviceGraph.from_points(data, family, SEARCHES, CPU, "eager") if isinstance(data, np.ndarray) else brought(data)
+    )
 
 
 def declined(graph: Any, kind: str) -> None:
     """A device that has no memory."""
 
 
-def provider(begun: Begun) -> DistanceProvider:
-    (found,) = finished([begun])
+def provider(begun: DeviceSearch) -> DistanceProvider:
+    (found,) = finish_searches([begun])
     assert found is not None
     return found[0]
 
@@ -111,7 +113,7 @@ def test_each_part_has_a_landmark_and_each_point_one() -> None:
 def test_providers_are_those_of_the_cpu(space: str, kind: str) -> None:
     graph = KINDS.get(space)
     graph = block_diag([KINDS["spiral"], KINDS["cloud"]], format="csr") if graph is None else graph
-    spaces, options = [Space("X", graph, kind)] * 2, SpaceOptions(n_landmarks=60)
+    spaces, options = [InputSpace("X", graph, kind)] * 2, SpaceOptions(n_landmarks=60)
     (here, _), (one, other) = (make_providers(spaces, options, where)[0] for where in (None, there))
     every = torch.arange(graph.shape[0])
     assert type(one) is type(other)
@@ -128,16 +130,16 @@ def test_what_is_not_connected_is_said_once() -> None:
     graph = block_diag([KINDS["spiral"], KINDS["cloud"]], format="csr")
     for kind in ("landmark", "precomputed"):
         with pytest.warns(GraphWarning, match="not connected") as caught:
-            found = provider(Begun("X", kind, brought(graph), 20))
+            found = provider(DeviceSearch("X", kind, brought(graph), 20))
         assert len(caught) == 1
         assert float(found.rows(torch.tensor([0])).max()) == pytest.approx(1.5, abs=0.1)
-    assert finished([]) == []
+    assert finish_searches([]) == []
 
 
 def test_a_graph_without_edges_is_the_discrete_metric() -> None:
     for kind in ("landmark", "precomputed"):
         with pytest.warns(GraphWarning, match="not connected"):
-            found = provider(Begun("X", kind, brought(csr_matrix((5, 5))), 20))
+            found = provider(DeviceSearch("X", kind, brought(csr_matrix((5, 5))), 20))
         np.testing.assert_allclose(found.rows(torch.arange(5)).numpy(), 1.5 * (1 - np.eye(5)), atol=1e-9)
 
 
@@ -157,7 +159,7 @@ def test_a_gpu_searches_and_a_cpu_ends_likewise(distances: str) -> None:
 
 
 def test_where_a_device_has_no_memory_the_cpu_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    spaces = Space("X", make_spiral(300)[0], "landmark"), Space("Y", make_spiral(200)[0], "precomputed")
+    spaces = InputSpace("X", make_spiral(300)[0], "landmark"), InputSpace("Y", make_spiral(200)[0], "precomputed")
     here, without = (make_providers(spaces, SpaceOptions(), where)[0] for where in (None, declined))
     assert all(
         torch.equal(a.rows(torch.arange(200)), b.rows(torch.arange(200))) for a, b in zip(here, without, strict=True)
@@ -184,7 +186,7 @@ def test_where_a_device_has_no_memory_the_cpu_searches(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("count", daily([(3,), (16,), (1000,)], [2, 3, 5, 9, 12, 16, 40, 1000]))
 def test_no_more_landmarks_than_asked_for_and_none_twice(count: int) -> None:
     for kind in ("roll", "duplicates", "many"):
-        found = provider(Begun("X", "landmark", brought(KINDS[kind]), count))
+        found = provider(DeviceSearch("X", "landmark", brought(KINDS[kind]), count))
         assert isinstance(found, LandmarkDistances)
         assert len(found.landmarks.unique()) == len(found.landmarks) <= min(count, KINDS[kind].shape[0])
         assert len(found.landmarks) >= min(count, 150) / 2
@@ -259,9 +261,9 @@ def clouds() -> dict[str, np.ndarray]:
 def test_a_device_builds_the_graph_of_the_cpu(kind: str) -> None:
     points = clouds()[kind]
     graph, report = build_graph(points)
-    made = DeviceGraph.between(points, GRAPHS, SEARCHES, CPU, "eager")
-    assert made.built is not None
-    known = made.built.report(made.built.told, "X")
+    made = DeviceGraph.from_points(points, GRAPHS, SEARCHES, CPU, "eager")
+    assert made.build_record is not None
+    known = made.build_record.make_report(made.build_record.summary, "X")
     if report.n_components > 1:
         assert known is None
         return
@@ -279,9 +281,9 @@ def test_a_device_builds_the_graph_of_the_cpu(kind: str) -> None:
 
 @pytest.mark.parametrize("told", [3, 200])
 def test_short_cuts_are_all_told(told: int) -> None:
-    made = DeviceGraph.between(clouds()["short cuts"], GRAPHS, SEARCHES, CPU, "eager").built
+    made = DeviceGraph.from_points(clouds()["short cuts"], GRAPHS, SEARCHES, CPU, "eager").build_record
     assert made is not None
-    found = made.report(made.told[: 3 + 3 * told], "X")
+    found = made.make_report(made.summary[: 3 + 3 * told], "X")
     known = build_graph(clouds()["short cuts"])[1]
     assert found is not None
     assert 3 < len(known.short_cuts) < 200
@@ -291,7 +293,7 @@ def test_short_cuts_are_all_told(told: int) -> None:
 @pytest.mark.parametrize("kind", ["landmark", "checked", "precomputed"])
 def test_spaces_of_points_are_those_of_the_cpu(kind: str) -> None:
     X, Y = clouds()["short cuts"], np.concatenate((clouds()["spiral"], clouds()["spiral"] + 50))
-    spaces, options = (Space("X", X, kind), Space("Y", Y, kind)), SpaceOptions(n_landmarks=40)
+    spaces, options = (InputSpace("X", X, kind), InputSpace("Y", Y, kind)), SpaceOptions(n_landmarks=40)
     with pytest.warns(GraphWarning, match="of Y has 2 components; they were stitched") as caught:
         one, reports = make_providers(spaces, options, built)
     assert len(caught) == 1
@@ -304,7 +306,7 @@ def test_spaces_of_points_are_those_of_the_cpu(kind: str) -> None:
         every = torch.arange(here.size)
         torch.testing.assert_close(here.rows(every), searched.rows(every), rtol=1e-7, atol=1e-9)
     with pytest.warns(GraphWarning, match="of X has 2 components; they were stitched"):
-        _, reports = make_providers((Space("X", Y, kind), Space("Y", X, kind)), SpaceOptions(k=5), built)
+        _, reports = make_providers((InputSpace("X", Y, kind), InputSpace("Y", X, kind)), SpaceOptions(k=5), built)
     assert [report.k for report in reports if report is not None] == [5, 5]
 
 
@@ -314,7 +316,7 @@ def test_what_is_open_after_a_few_rounds_is_left_to_the_cpu() -> None:
         told[0] = 1
         return told
 
-    spaces = [Space(name, clouds()["short cuts"], "landmark") for name in "XY"]
+    spaces = [InputSpace(name, clouds()["short cuts"], "landmark") for name in "XY"]
     family = GRAPHS._replace(finish_graph=undecided)
     found = make_providers(spaces, SpaceOptions(n_landmarks=20), partial(built, family=family))
     known = make_providers(spaces, SpaceOptions(n_landmarks=20), there)

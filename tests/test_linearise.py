@@ -25,7 +25,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import ModelGradient, energy, linearise, moments_of, weights_of
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.traced import Traced
+from torchgw.spaces.traced import DifferentiableDistances
 
 MODELS = problems.MODELS | {"partial": (Partial(1.0), {"model": "partial", "mass": 1.0})}
 COSTS = ("pure", "fused", "supervised", "linear alone")
@@ -188,7 +188,7 @@ def test_the_quadratic_part_that_gradients_see_is_the_four_index_sum(left: str, 
     signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     matrices = [(F * signs) @ F.T for F in factors]
     x, y = (
-        Traced(F=F, signs=signs) if kind == "factored" else Traced(matrix=D)
+        DifferentiableDistances(F=F, signs=signs) if kind == "factored" else DifferentiableDistances(matrix=D)
         for kind, F, D in zip((left, right), factors, matrices, strict=True)
     )
     T = coupling.to_dense()

@@ -200,11 +200,11 @@ def test_single_precision_changes_the_distances_by_little(monkeypatch: pytest.Mo
 
 def test_two_spaces_searched_side_by_side_are_those_searched_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     spaces = [
-        prepare.Space("X", make_spiral(300)[0], "landmark"),
-        prepare.Space("Y", neighbour_graph(make_swiss_roll(200)[0]), "landmark"),
+        prepare.InputSpace("X", make_spiral(300)[0], "landmark"),
+        prepare.InputSpace("Y", neighbour_graph(make_swiss_roll(200)[0]), "landmark"),
     ]
     in_turn, reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
-    monkeypatch.setattr(prepare, "worthwhile", lambda *sizes: True)
+    monkeypatch.setattr(prepare, "is_worthwhile", lambda *sizes: True)
     aside_made, aside_reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
     assert aside_reports == reports
     for one, other in zip(in_turn, aside_made, strict=True):
@@ -214,10 +214,10 @@ def test_two_spaces_searched_side_by_side_are_those_searched_in_turn(monkeypatch
 
 def test_a_graph_that_is_built_aside_is_the_same_and_warns_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     two = np.concatenate((make_spiral(150)[0], 50 + make_spiral(150, random_state=1)[0]))
-    spaces = [prepare.Space("X", two, "landmark"), prepare.Space("Y", make_swiss_roll(200)[0], "landmark")]
+    spaces = [prepare.InputSpace("X", two, "landmark"), prepare.InputSpace("Y", make_swiss_roll(200)[0], "landmark")]
     with pytest.warns(GraphWarning, match="graph of X has 2 components") as alone:
         in_turn, reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
-    monkeypatch.setattr(prepare, "worthwhile", lambda *sizes: True)
+    monkeypatch.setattr(prepare, "is_worthwhile", lambda *sizes: True)
     monkeypatch.setattr(prepare, "BUILT_ASIDE", 100)
     with pytest.warns(GraphWarning) as aside:
         made, aside_reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
@@ -229,15 +229,15 @@ def test_a_graph_that_is_built_aside_is_the_same_and_warns_alike(monkeypatch: py
 
 
 def test_a_process_is_started_for_long_searches_only() -> None:
-    assert not farthest.worthwhile(3000, 10**6, 100)
-    assert farthest.worthwhile(10**5, 10**5, 100) or farthest.os.cpu_count() == 1  # type: ignore[attr-defined]
+    assert not farthest.is_worthwhile(3000, 10**6, 100)
+    assert farthest.is_worthwhile(10**5, 10**5, 100) or farthest.os.cpu_count() == 1  # type: ignore[attr-defined]
 
 
 def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pytest.CaptureFixture[str]) -> None:
     code = f"import runpy, sys; runpy.run_path({farthest.__file__!r}); import scipy.sparse.csgraph; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "torchgw", "sklearn"} & set(done.stdout.split())
-    with farthest.SearchAside() as search:
+    with farthest.SearchProcess() as search:
         search.start(csr_matrix(np.eye(3)), "three", "float64")  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="ended with code 1"):
             search.result()
@@ -246,7 +246,7 @@ def test_the_process_aside_never_imports_torch_and_says_when_it_fails(capfd: pyt
 
 def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farthest, "RUN", "raise SystemExit(3)")
-    with farthest.SearchAside() as search:
+    with farthest.SearchProcess() as search:
         search._process.wait()
         with pytest.raises(RuntimeError, match="ended with code 3"):
             search.start(csr_matrix(np.eye(300)), 2, "float64")
@@ -365,5 +365,5 @@ def test_edges_of_length_zero_are_no_short_cuts_and_searched_by_nobody(monkeypat
     graph = csr_matrix((gap, pattern.indices, pattern.indptr), shape=pattern.shape)
     assert not gap.any()
     assert (pattern.data == 1).sum() > 1000
-    monkeypatch.setattr(shortcuts, "_tried", None)
+    monkeypatch.setattr(shortcuts, "_find_short_cuts", None)
     assert len(short_cuts(graph, pattern.data == 2, points)) == 0

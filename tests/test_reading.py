@@ -21,7 +21,7 @@ from torchgw import (
     gw_pairwise,
     validate,
 )
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.prepare import InputSpace
 from torchgw.spaces.resolution import explain_rounded_coordinates
 from torchgw.types import Array
 
@@ -218,8 +218,8 @@ def test_objects_of_other_libraries_that_cannot_be_read_are_named() -> None:
         validate.points("X", Foreign(dtypes=["Float64", "Int64"], to_numpy=None))
 
 
-def points(given: Any) -> Space:
-    return Space("X", validate.points("X", given), "euclidean")
+def points(given: Any) -> InputSpace:
+    return InputSpace("X", validate.points("X", given), "euclidean")
 
 
 def test_a_table_has_the_rounding_unit_of_what_its_columns_are_read_to() -> None:

@@ -20,7 +20,7 @@ from torchgw import DijkstraDistances, EuclideanDistances, GraphWarning, Landmar
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import shortest_paths
 from torchgw.spaces.dijkstra import RowCache
-from torchgw.spaces.edges import from_edges, undirected
+from torchgw.spaces.edges import from_edges, symmetrise_edges
 from torchgw.spaces.graph import build_graph, nearest_elsewhere, neighbour_graph
 from torchgw.spaces.shortcuts import short_cuts
 from torchgw.types import Array, DistanceProvider
@@ -217,7 +217,7 @@ def test_all_pairs_of_two_graphs_match_the_serial_search_in_parallel(monkeypatch
 
 def test_sweeps_find_the_diameter_of_a_tree() -> None:
     graph, D = path_graph([1.0, 2.0, 3.0, 0.1, 5.0])
-    assert shortest_paths.sweep(graph) == (pytest.approx(D.max()), False)
+    assert shortest_paths.estimate_diameter(graph) == (pytest.approx(D.max()), False)
 
 
 def test_landmark_factors_are_exact_when_every_point_is_one() -> None:
@@ -347,7 +347,7 @@ def test_a_k_as_small_as_the_chosen_one_is_warned_about_too(k: int) -> None:
 
 def cut_of(n: int, source: Array, target: Array, length: Array) -> Array:
     """The short cuts among directed neighbour edges."""
-    return short_cuts(from_edges(n, source, target, length), undirected(n, source, target).data == 2)
+    return short_cuts(from_edges(n, source, target, length), symmetrise_edges(n, source, target).data == 2)
 
 
 def test_an_edge_that_cuts_across_is_found_and_a_ring_is_left_whole() -> None:
@@ -381,11 +381,13 @@ def test_few_points_get_as_many_neighbours_as_there_are(n: int) -> None:
 
 def test_all_pairs_are_used_where_landmarks_are_poor() -> None:
     from torchgw.options import SpaceOptions
-    from torchgw.spaces.prepare import Space, make_providers
+    from torchgw.spaces.prepare import InputSpace, make_providers
 
     rng = np.random.default_rng(0)
     curve, cloud = make_spiral(600)[0], rng.normal(size=(600, 10))
-    made, reports = make_providers([Space("X", curve, "checked"), Space("Y", cloud, "checked")], SpaceOptions())
+    made, reports = make_providers(
+        [InputSpace("X", curve, "checked"), InputSpace("Y", cloud, "checked")], SpaceOptions()
+    )
     assert isinstance(made[0], LandmarkDistances)
     assert isinstance(made[1], PrecomputedDistances)
     assert all(report is not None and report.k >= 9 for report in reports)

@@ -30,9 +30,9 @@ from torchgw.request.spaces import check_space
 from torchgw.spaces import FactoredDistances, shortest_paths
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import differentiable_factors
-from torchgw.spaces.prepare import Space, make_providers
+from torchgw.spaces.prepare import InputSpace, make_providers
 from torchgw.spaces.shortest_paths import edge_lengths, path_distances, subtree_sums
-from torchgw.spaces.traced import Traced, traced
+from torchgw.spaces.traced import DifferentiableDistances, make_differentiable
 from torchgw.types import AmbiguityWarning, GraphWarning
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def providers(leaves: tuple[Tensor, Tensor], kind: str, options: SpaceOptions) -
     spaces = []
     for name, leaf in zip("XY", leaves, strict=True):
         if kind == "squared":
-            spaces.append(Space(name, EuclideanDistances(leaf.detach(), squared=True), "provider"))
+            spaces.append(InputSpace(name, EuclideanDistances(leaf.detach(), squared=True), "provider"))
         else:
             asked = "auto" if kind == "matrix" else kind
             spaces.append(check_space(name, leaf.detach(), asked, options))
@@ -64,7 +64,7 @@ def providers(leaves: tuple[Tensor, Tensor], kind: str, options: SpaceOptions) -
         return make_providers(spaces, options)[0]
 
 
-def dense(found: Traced) -> Tensor:
+def dense(found: DifferentiableDistances) -> Tensor:
     if found.matrix is not None:
         return found.matrix
     assert found.F is not None
@@ -96,7 +96,7 @@ def test_values_are_the_providers_and_gradients_the_central_differences(kind: st
     options = SpaceOptions(k=4, n_landmarks=9, scale=scale)
     leaves = tuple(given_as(kind, cloud(n, n, s)).requires_grad_() for n, s in ((N, 1.0), (K, size)))
     made = providers(leaves, kind, options)
-    found = traced(made, leaves, options, torch.float64, CPU)
+    found = make_differentiable(made, leaves, options, torch.float64, CPU)
     for space, one in zip(made, found, strict=True):
         torch.testing.assert_close(dense(one).detach(), all_rows(space), rtol=0, atol=1e-12)
         assert (one.matrix is None) == (space.factors() is not None)
@@ -120,7 +120,7 @@ def test_single_precision_and_single_leaves(kind: str) -> None:
     if kind == "matrix":
         leaves = tuple(((D + D.T) / 2).detach().requires_grad_() for D in leaves)
     made = providers(leaves, kind, options)
-    found = traced(made, leaves, options, torch.float32, CPU)
+    found = make_differentiable(made, leaves, options, torch.float32, CPU)
     assert all(dense(one).dtype == torch.float32 for one in found)
     for space, one in zip(made, found, strict=True):
         torch.testing.assert_close(dense(one).detach().double(), all_rows(space), rtol=0, atol=5e-6)
@@ -133,11 +133,11 @@ def test_points_that_coincide_have_finite_gradients(kind: str) -> None:
     base = cloud(12, 3)
     options = SpaceOptions(k=4, n_landmarks=9)
     leaves = tuple(given_as(kind, torch.cat((base, base, size * base))).requires_grad_() for size in (2.0, 0.5))
-    found = traced(providers(leaves, kind, options), leaves, options, torch.float64, CPU)
+    found = make_differentiable(providers(leaves, kind, options), leaves, options, torch.float64, CPU)
     gradients = torch.autograd.grad(loss(*map(dense, found)), leaves)
     assert all(bool(torch.isfinite(g).all()) and float(g.abs().sum()) > 0 for g in gradients)
     same = given_as(kind, torch.ones(8, 2, dtype=torch.float64)).requires_grad_()
-    alone = traced(providers((same, same), kind, options), (same, same), options, torch.float64, CPU)
+    alone = make_differentiable(providers((same, same), kind, options), (same, same), options, torch.float64, CPU)
     (gradient,) = torch.autograd.grad(sum(dense(one).square().sum() for one in alone), same)
     assert float(gradient.abs().max()) == 0
 
@@ -148,7 +148,9 @@ def test_distances_of_own_scale_see_no_stretch_and_of_a_given_one_grow_with_it(s
     options = SpaceOptions(k=4, n_landmarks=9, scale=scale)
     for kind in KINDS:
         leaf = given_as(kind, cloud(N)).requires_grad_()
-        found, _ = traced(providers((leaf, leaf), kind, options), (leaf, leaf), options, torch.float64, CPU)
+        found, _ = make_differentiable(
+            providers((leaf, leaf), kind, options), (leaf, leaf), options, torch.float64, CPU
+        )
         total = dense(found).sum()
         (gradient,) = torch.autograd.grad(total, leaf)
         degree = 0 if scale is None else 2 if kind == "squared" else 1
@@ -161,7 +163,7 @@ def test_a_matrix_with_missing_paths_is_filled_in_proportion() -> None:
     D.requires_grad_()
     for options in (SpaceOptions(), SpaceOptions(scale=2.0)):
         made = providers((D, D), "matrix", options)
-        found, _ = traced(made, (D, D), options, torch.float64, CPU)
+        found, _ = make_differentiable(made, (D, D), options, torch.float64, CPU)
         assert torch.equal(found.matrix[0, 4:].isfinite(), torch.ones(6, dtype=torch.bool))  # type: ignore[index]
         torch.testing.assert_close(dense(found).detach(), all_rows(made[0]))
         (gradient,) = torch.autograd.grad(loss(dense(found), dense(found)), D)
@@ -188,7 +190,7 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
     leaf, other = cloud(N, 2).requires_grad_(), cloud(K, 3)
     i, j = EuclideanDistances(leaf).furthest
     assert (leaf[i] - leaf[j]).norm().item() == pytest.approx(EuclideanDistances(leaf).scale)
-    found, _ = traced(
+    found, _ = make_differentiable(
         providers((leaf, other), "euclidean", SpaceOptions()), (leaf, None), SpaceOptions(), leaf.dtype, CPU
     )
     (gradient,) = torch.autograd.grad(dense(found).sum(), leaf)
@@ -199,12 +201,13 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
 
 def test_a_largest_distance_short_of_the_diameter_carries_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "torchgw.spaces.dijkstra.sweep", lambda graph, nodes: shortest_paths.sweep(graph, nodes, n_sweeps=1)
+        "torchgw.spaces.dijkstra.estimate_diameter",
+        lambda graph, nodes: shortest_paths.estimate_diameter(graph, nodes, n_sweeps=1),
     )
     leaf, options = cloud(N, 2).requires_grad_(), SpaceOptions(k=4)
     made = providers((leaf, leaf), "dijkstra", options)
     assert float(all_rows(made[0]).max()) > 1.01
-    found, _ = traced(made, (leaf, None), options, leaf.dtype, CPU)
+    found, _ = make_differentiable(made, (leaf, None), options, leaf.dtype, CPU)
     (gradient,) = torch.autograd.grad(dense(found).sum(), leaf)
     along = direction("dijkstra", leaf)
     expected = slope(lambda moved: float(all_rows(providers((moved, leaf), "dijkstra", options)[0]).sum()), leaf, along)
@@ -215,14 +218,14 @@ def test_spaces_without_a_leaf_are_constants_that_a_common_scale_still_moves() -
     leaf = cloud(N, 1, 5.0).requires_grad_()
     graph = neighbour_graph(cloud(K, 2).numpy(), 4)
     for constant in (LandmarkDistances(graph, 9), DijkstraDistances(graph), EuclideanDistances(cloud(K, 2))):
-        alone = traced((constant, constant), (leaf.detach(), None), SpaceOptions(), torch.float64, CPU)
+        alone = make_differentiable((constant, constant), (leaf.detach(), None), SpaceOptions(), torch.float64, CPU)
         assert not any(dense(one).requires_grad for one in alone)
         torch.testing.assert_close(dense(alone[0]), all_rows(constant), rtol=0, atol=1e-13)
         for scale in (None, "common"):
             options = SpaceOptions(scale=scale)
-            spaces = [Space("X", leaf.detach().numpy(), "euclidean"), Space("Y", constant, "provider")]
+            spaces = [InputSpace("X", leaf.detach().numpy(), "euclidean"), InputSpace("Y", constant, "provider")]
             made = make_providers(spaces, options)[0]
-            _, found = traced(made, (leaf, None), options, torch.float64, CPU)
+            _, found = make_differentiable(made, (leaf, None), options, torch.float64, CPU)
             assert dense(found).requires_grad == (scale == "common")
             if scale == "common":
                 (gradient,) = torch.autograd.grad(dense(found).sum(), leaf)
@@ -243,7 +246,9 @@ def test_providers_made_by_the_user_remember_a_tensor_that_requires_gradients() 
     for space, leaf in spaces:
         moved = space.to(CPU, torch.float64)
         assert moved.leaf is leaf
-        found, again = traced((space, moved.with_scale(2.0)), (None, space), SpaceOptions(), torch.float64, CPU)
+        found, again = make_differentiable(
+            (space, moved.with_scale(2.0)), (None, space), SpaceOptions(), torch.float64, CPU
+        )
         torch.testing.assert_close(dense(found).detach(), all_rows(space))
         torch.testing.assert_close(dense(again).detach(), all_rows(space) * space.scale / 2)
         (own,), (fixed,) = (torch.autograd.grad(dense(one).sum(), leaf) for one in (found, again))
@@ -256,17 +261,19 @@ def test_providers_made_by_the_user_remember_a_tensor_that_requires_gradients() 
 def test_factors_that_stand_for_no_distances_depend_on_no_points() -> None:
     """With alpha = 0 the solve replaces the points that were given."""
     space = FactoredDistances.of(torch.zeros(N, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64), 1.0)
-    found, _ = traced((space, space), (cloud(N).requires_grad_(), None), SpaceOptions(), torch.float64, CPU)
+    found, _ = make_differentiable(
+        (space, space), (cloud(N).requires_grad_(), None), SpaceOptions(), torch.float64, CPU
+    )
     assert not dense(found).requires_grad
 
 
 def test_a_provider_may_say_itself_how_it_depends_on_its_leaf() -> None:
     class Own(EuclideanDistances):
-        def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
-            return Traced(matrix=leaf.sum() * torch.ones(2, 2, dtype=torch.float64))
+        def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
+            return DifferentiableDistances(matrix=leaf.sum() * torch.ones(2, 2, dtype=torch.float64))
 
     space = Own(cloud(2).requires_grad_())
-    found, _ = traced((space, space), (None, None), SpaceOptions(), torch.float64, CPU)
+    found, _ = make_differentiable((space, space), (None, None), SpaceOptions(), torch.float64, CPU)
     assert torch.equal(dense(found), space.leaf.sum().expand(2, 2))  # type: ignore[union-attr]
 
 

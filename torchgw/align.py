@@ -36,7 +36,7 @@ from torchgw.results.warnings import warn
 from torchgw.runtime.caller import collect_warnings, collected_warnings, collecting_warnings, is_theirs
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
-from torchgw.spaces.prepare import Graphs, Pair, make_providers
+from torchgw.spaces.prepare import GraphReports, ProviderPair, make_providers
 from torchgw.strategies.within_memory import solve_within_memory
 from torchgw.types import Array, Callback, Epsilon, RandomState, is_provider
 
@@ -182,7 +182,7 @@ def follow_request(request: Request) -> AbstractContextManager[Watch]:
     return followed(request.callback, request.checkpoint, request.call, request.generator)
 
 
-def spaces_of(request: Request) -> tuple[Pair, Graphs]:
+def spaces_of(request: Request) -> tuple[ProviderPair, GraphReports]:
     """The providers of both spaces of a request, and how their neighbour graphs were made."""
     return make_providers(request.spaces, request.options.spaces, request.there)
 
@@ -191,7 +191,7 @@ def align_request(
     request: Request,
     ranks: Ranks = ALONE,
     follow: Callable[[Request], AbstractContextManager[Watch]] = follow_request,
-    prepare: Callable[[Request], tuple[Pair, Graphs]] = spaces_of,
+    prepare: Callable[[Request], tuple[ProviderPair, GraphReports]] = spaces_of,
 ) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it and ``prepare`` its spaces."""
     (n, k), marginals = request.shape, request.given.marginals
@@ -227,8 +227,8 @@ def align_request(
 
 
 def with_warnings(
-    prepare: Callable[[Request], tuple[Pair, Graphs]], request: Request
-) -> tuple[tuple[Pair, Graphs], tuple[tuple[str, str], ...]]:
+    prepare: Callable[[Request], tuple[ProviderPair, GraphReports]], request: Request
+) -> tuple[tuple[ProviderPair, GraphReports], tuple[tuple[str, str], ...]]:
     """What is prepared, with the warnings of it, which a solve that is resumed does not give again."""
     with collecting_warnings() as given:
         found = prepare(request)

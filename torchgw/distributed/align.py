@@ -28,8 +28,8 @@ from torchgw.request.request import Request, build_problem
 from torchgw.results.parts import write_part
 from torchgw.results.result import GWResult, saved_members
 from torchgw.runtime.caller import collecting_warnings
-from torchgw.spaces.prepare import Graphs, Pair
-from torchgw.spaces.shared import make_shared
+from torchgw.spaces.prepare import GraphReports, ProviderPair
+from torchgw.spaces.shared import make_shared_providers
 from torchgw.types import AUTO, Array, Callback, RandomState, is_graph, is_provider
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
 def _ended(ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]) -> GWResult:
     """The result of a request, when all ranks have it."""
 
-    def prepare(request: Request) -> tuple[Pair, Graphs]:
-        return make_shared(request.spaces, request.options.spaces, ranks, shares)
+    def prepare(request: Request) -> tuple[ProviderPair, GraphReports]:
+        return make_shared_providers(request.spaces, request.options.spaces, ranks, shares)
 
     result = align.align_request(request, ranks, partial(kept_by, ranks, in_files), prepare)
     ranks.meet()

@@ -21,7 +21,7 @@ import torch
 from torchgw import validate
 from torchgw.couplings.reader import Readable
 from torchgw.runtime.ranks import Ranks
-from torchgw.spaces.shared_graph import many_dimensions
+from torchgw.spaces.shared_graph import has_many_dimensions
 from torchgw.types import Array, is_graph, is_provider
 
 OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ from rank to rank
@@ -58,7 +58,7 @@ def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str,
         On all ranks, for points that cannot be used.
     """
     in_files = {name: given[name] for name in "XY" if in_file(given[name])}
-    divided = [name for name, space in in_files.items() if many_dimensions(space)]
+    divided = [name for name, space in in_files.items() if has_many_dimensions(space)]
     whole, shares = dict[str, Array](), dict[str, Array]()
 
     def of_all(name: str) -> None:  # by the rank that makes its graph

@@ -243,7 +243,7 @@ def mapped(value: Any, change: Map, ranks: Processes) -> Any:
     if type(value) is tuple:
         return tuple(mapped(part, change, ranks) for part in value)
     if isinstance(value, SharedDistances):
-        return value.again(change(value.share, value.size), ranks)
+        return value.with_share(change(value.share, value.size), ranks)
     if isinstance(value, Climb):
         (cost, score), (n, k) = (value.solved.cost, value.solved.score), (len(value.f), len(value.g))
         cost = replace(cost, U=change(cost.U, n), V=change(cost.V, k))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.spaces.edges import components, undirected, union
+from torchgw.spaces.edges import components, symmetrise_edges, union
 from torchgw.spaces.graph import GraphReport, build_graph, candidates
 from torchgw.types import Array, Coupling
 
@@ -197,7 +197,7 @@ def matrix_graph(distances: Array, k: int | None) -> Any:
     np.fill_diagonal(others, np.inf)
     nearest = np.argpartition(others, k - 1, axis=1)[:, :k]
     tree = minimum_spanning_tree(others).tocoo()
-    pattern = (union(nearest) + undirected(n, tree.row, tree.col)).tocoo()
+    pattern = (union(nearest) + symmetrise_edges(n, tree.row, tree.col)).tocoo()
     length = distances[pattern.row, pattern.col]
     kept = np.isfinite(length)
     return csr_matrix((length[kept], (pattern.row[kept], pattern.col[kept])), shape=(n, n))

@@ -33,7 +33,7 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed
-from torchgw.spaces.edges import components, undirected
+from torchgw.spaces.edges import components, symmetrise_edges
 from torchgw.spaces.graph import GraphReport
 from torchgw.types import Array, ConvergenceWarning, Coupling, GraphWarning, RandomState
 
@@ -232,7 +232,7 @@ def _plans(results: Any, spaces: list[Any], anchor: int, weight: float) -> list[
     else:
         named = [(f"results[{at}]", i, anchor, results[at]) for at, i in enumerate(others)]
     source, target = (np.array([entry[side] for entry in named], dtype=np.int64) for side in (1, 2))
-    joined, label = components(undirected(len(spaces), source, target))
+    joined, label = components(symmetrise_edges(len(spaces), source, target))
     if joined > 1:
         apart = [i for i in others if label[i] != label[anchor]]
         raise ValueError(f"results must join every space with spaces[{anchor}], got none that leads to spaces {apart}")

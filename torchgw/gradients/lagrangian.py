@@ -29,7 +29,7 @@ from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_squa
 from torchgw.objective.model import Model, divergences, mean_cost
 from torchgw.runtime.autograd import own_copies
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.traced import Traced
+from torchgw.spaces.traced import DifferentiableDistances
 from torchgw.types import DistanceProvider
 
 
@@ -44,8 +44,8 @@ class Parameters:
     scale : what the masses were divided by ().
     """
 
-    x: Traced
-    y: Traced
+    x: DifferentiableDistances
+    y: DifferentiableDistances
     cost: FactoredCost | None
     p: Tensor
     q: Tensor
@@ -102,7 +102,9 @@ def penalty_growth(theta: Parameters, model: Model) -> Tensor:
     return math.exp(model.log_mass_scale) / theta.scale
 
 
-def quadratic_value(x: Traced, y: Traced, plan: PlanMoments, loss: SeparableLoss = SQUARE) -> Tensor:
+def quadratic_value(
+    x: DifferentiableDistances, y: DifferentiableDistances, plan: PlanMoments, loss: SeparableLoss = SQUARE
+) -> Tensor:
     """sum L(D_X[i,i'], D_Y[j,j']) T_ij T_i'j'."""
     if loss is SQUARE and x.F is not None and y.F is not None:
         assert x.signs is not None
@@ -144,7 +146,7 @@ class DistanceProduct(torch.autograd.Function):
         return None, apply_function(DistanceProduct, ctx.space, gradients[0], 1 - ctx.axis), None
 
 
-def multiply_distances(space: Traced, V: Tensor) -> Tensor:
+def multiply_distances(space: DifferentiableDistances, V: Tensor) -> Tensor:
     """D V (N, d), of a space without factors."""
     if space.space is not None:
         return apply_function(DistanceProduct, space.space, V, 1)
@@ -152,7 +154,7 @@ def multiply_distances(space: Traced, V: Tensor) -> Tensor:
     return space.matrix @ V
 
 
-def mean_square(space: Traced, mass: Tensor) -> Tensor:
+def mean_square(space: DifferentiableDistances, mass: Tensor) -> Tensor:
     """<mass, (D o D) mass> of a space without factors."""
     if space.space is not None:
         squares: DistanceProvider = space.space.squares()  # type: ignore[attr-defined]
@@ -161,7 +163,7 @@ def mean_square(space: Traced, mass: Tensor) -> Tensor:
     return mass @ space.matrix.square() @ mass
 
 
-def matrix_of(space: Traced, device: torch.device) -> Tensor:
+def matrix_of(space: DifferentiableDistances, device: torch.device) -> Tensor:
     """The distances (N, N) of a space that is on this device."""
     if space.matrix is not None:
         return space.matrix
@@ -172,11 +174,11 @@ def matrix_of(space: Traced, device: torch.device) -> Tensor:
     return (space.F * space.signs) @ space.F.T
 
 
-def _tensors_of(space: Traced) -> list[Tensor]:
+def _tensors_of(space: DifferentiableDistances) -> list[Tensor]:
     return [given for given in (space.matrix, space.F) if given is not None]
 
 
-def _replace_tensors(space: Traced, given: list[Tensor]) -> Traced:
+def _replace_tensors(space: DifferentiableDistances, given: list[Tensor]) -> DifferentiableDistances:
     if space.space is not None:
         return space
     found = given.pop(0)

@@ -20,7 +20,7 @@ from torchgw.objective.features import FeatureCost, features_of
 from torchgw.options import SpaceOptions
 from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.traced import traced
+from torchgw.spaces.traced import make_differentiable
 from torchgw.types import DistanceProvider, is_provider
 
 REFUSED = (
@@ -97,7 +97,7 @@ def parameters(
     own = own_copies(leaves)
     taken = {id(leaf): copy for leaf, copy in zip(leaves, own, strict=True)}
     points = substitute_copies(_leaf(given.X), taken), substitute_copies(_leaf(given.Y), taken)
-    x, y = traced(made, points, given.spaces, dtype, device)
+    x, y = make_differentiable(made, points, given.spaces, dtype, device)
     p, q = (
         _masses(substitute_copies(side, taken), checked, dtype, device)
         for side, checked in zip((given.p, given.q), given.masses, strict=True)

@@ -30,7 +30,7 @@ from torchgw.kernels.blocks import ON_GPU, WIDE, block_rows, blocks
 from torchgw.kernels.sums import cumulative_sum
 from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.scale import bare
+from torchgw.spaces.scale import without_scale
 from torchgw.types import Array, DistanceProvider
 
 N_BINS, AT_ONCE = 2**14, 2**17
@@ -122,7 +122,7 @@ def second_bound(
     O(N^2 + K^2) work, no memory beyond a block of rows.
     """
     few = max(source.size**2, target.size**2) <= MOST_PAIRS and source.stored and target.stored
-    spaces = (bare(source), bare(target)) if few else None
+    spaces = (without_scale(source), without_scale(target)) if few else None
     return _bound(spaces, p, q, means) if few or means is not None else 0.0
 
 

@@ -25,8 +25,8 @@ from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import sample_evenly
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.replayed import replayed
-from torchgw.spaces.landmark import placed
-from torchgw.spaces.scale import bare
+from torchgw.spaces.landmark import move_to_storage
+from torchgw.spaces.scale import without_scale
 from torchgw.types import Coupling, DistanceProvider
 
 LOOKED_AT, SEARCHED = 120, 64  # points that stand for all; fewer where each row of distances is a search
@@ -49,7 +49,7 @@ def sample_matches(
     p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    return _sample_matches(plan, bare(spaces[0]), bare(spaces[1]), rows, p, most)
+    return _sample_matches(plan, without_scale(spaces[0]), without_scale(spaces[1]), rows, p, most)
 
 
 def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> float:
@@ -90,7 +90,7 @@ def _sample_matches(
 
 def _submatrix(space: DistanceProvider, index: Tensor) -> Tensor:
     """Distances (m, m) between the points ``index`` (m,)."""
-    space = placed(space, index.device)
+    space = move_to_storage(space, index.device)
     factors = space.factors() if ranks_of(space).count == 1 else None
     if factors is not None:
         F, signs = factors[0][index], factors[1]

@@ -37,7 +37,7 @@ from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.scale import bare
+from torchgw.spaces.scale import without_scale
 from torchgw.types import Coupling, DistanceProvider, is_symmetric, multiplies
 
 BLOCK_ROWS = 256
@@ -68,16 +68,16 @@ class ExactGradient:
 
     @property
     def without_scale(self) -> ExactGradient:
-        """The same of spaces with their scaled distances alone, see `torchgw.spaces.scale.bare`."""
+        """The same of spaces with their scaled distances alone, see `torchgw.spaces.scale.without_scale`."""
         made, known = copy(self), vars(self)
-        spaces = {name: bare(known[name]) for name in ("source", "target")}
-        vars(made).update(spaces, sides=tuple(map(bare, self.sides)))
+        spaces = {name: without_scale(known[name]) for name in ("source", "target")}
+        vars(made).update(spaces, sides=tuple(map(without_scale, self.sides)))
         return made
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The row (N,) and column (K,) terms of the cost of a plan with these marginals."""
         if self.loss is SQUARE:
-            return mean_squares(bare(self.source), p), mean_squares(bare(self.target), q)
+            return mean_squares(without_scale(self.source), p), mean_squares(without_scale(self.target), q)
         x, y = self.sides
         f1, f2 = self.loss.f1(dense(x)), self.loss.f2(dense(y))
         return mean_of(f1, p, is_symmetric(x)), mean_of(f2, q, is_symmetric(y))

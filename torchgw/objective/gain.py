@@ -37,8 +37,8 @@ from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.landmark import placed
-from torchgw.spaces.scale import bare
+from torchgw.spaces.landmark import move_to_storage
+from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider, multiplies
 
 # Points whose distances, or costs, stand for those of all. A search is kept by its provider for the solve; which ones
@@ -72,7 +72,7 @@ def product_moments(model: Model, spaces: tuple[DistanceProvider, DistanceProvid
         return ()
     p, q = (mass / mass.sum() for mass in model.masses)
     sides = zip(spaces, (p, q), (0, 1), strict=True)
-    return tuple(moments(bare(space), mass, model.loss, side) for space, mass, side in sides)
+    return tuple(moments(without_scale(space), mass, model.loss, side) for space, mass, side in sides)
 
 
 def product_plan_from_moments(model: Model, found: Sequence[Tensor], unit: float) -> ProductPlan:
@@ -99,7 +99,7 @@ def product_plan_from_moments(model: Model, found: Sequence[Tensor], unit: float
 def moments(space: DistanceProvider, mass: Tensor, loss: SeparableLoss = SQUARE, side: int = 0) -> Tensor:
     """Means (3,) of h, h^2 and f of the distances of a space, the functions that the loss has for this ``side``, over
     pairs drawn by their ``mass``."""
-    space = placed(space, mass.device)
+    space = move_to_storage(space, mass.device)
     mass, factors = mass / mass.sum(), space.factors()
     f, h = ((loss.f1, loss.h1), (loss.f2, loss.h2))[side]
     if loss is not SQUARE or (factors is None and not multiplies(space)):

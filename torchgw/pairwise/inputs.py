@@ -21,7 +21,7 @@ from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
 from torchgw.request.support import restricted
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.prepare import Space, own_scales
+from torchgw.spaces.prepare import InputSpace, make_many_providers
 from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
 from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph
 
@@ -176,7 +176,7 @@ def names_of(spaces: object) -> tuple[Any, ...] | None:
     return tuple(spaces) if isinstance(spaces, Mapping) else None
 
 
-def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space:
+def _checked(name: str, space: Any, distances: str, options: GWOptions) -> InputSpace:
     """The validated space and the kind of its distances."""
     checked = check_space(name, space, distances, options.spaces)
     warn_of_adjacencies(checked, asked=(distances,))
@@ -192,15 +192,15 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Space
     return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
 
 
-def _with_mass(space: Space, mass: Array) -> Space:
+def _with_mass(space: InputSpace, mass: Array) -> InputSpace:
     """The points with mass."""
     index = np.flatnonzero(mass)
     return space if len(index) == len(mass) else restricted(space, None, torch.from_numpy(index))[0]
 
 
-def _matrices(entries: list[Any], checked: list[Space], masses: list[Array], options: GWOptions) -> list[Array]:
+def _matrices(entries: list[Any], checked: list[InputSpace], masses: list[Array], options: GWOptions) -> list[Array]:
     """Raw distances (n, n) of each space; warns where rounding does not tell points apart."""
-    made = own_scales(checked, options.spaces)[0]
+    made = make_many_providers(checked, options.spaces)[0]
     numbers = [torch.from_numpy(np.flatnonzero(mass)) for mass in masses]
     positive = [torch.from_numpy(mass)[index] for mass, index in zip(masses, numbers, strict=True)]
     found = explain_unresolved_points([space.name for space in checked], made, positive, numbers)
@@ -211,7 +211,7 @@ def _matrices(entries: list[Any], checked: list[Space], masses: list[Array], opt
     return [_named(space, provider) for space, provider in zip(checked, made, strict=True)]
 
 
-def _named(space: Space, made: DistanceProvider) -> Array:
+def _named(space: InputSpace, made: DistanceProvider) -> Array:
     """The distances of a space; errors of the user's own provider say which it is."""
     try:
         return _raw(made)

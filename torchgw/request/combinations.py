@@ -19,7 +19,7 @@ from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.features import FeatureCost
 from torchgw.objective.supervision import Supervision
 from torchgw.options import AnnealingOptions, GWOptions
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.prepare import InputSpace
 from torchgw.types import Epsilon
 
 # The kinds of each argument, and how they are called in sentences.
@@ -283,12 +283,12 @@ def fact_of_epsilon(epsilon: Epsilon) -> Fact:
     return Fact("positive" if epsilon > 0 else "zero", f"{epsilon:g}")
 
 
-def fact_of_space(space: Space) -> Fact:
+def fact_of_space(space: InputSpace) -> Fact:
     """Whether the distances of a space have factors, two directions, or few entries."""
     kind = type(space.data).__name__ if space.kind == "provider" else space.kind
     if space.sparse:
         return Fact("sparse" if space.symmetric else "sparse asymmetric", repr(kind))
-    return Fact("asymmetric" if not space.symmetric else "factored" if space.factored else "others", repr(kind))
+    return Fact("asymmetric" if not space.symmetric else "factored" if space.has_factors else "others", repr(kind))
 
 
 def plain(facts: Mapping[str, Fact]) -> bool:

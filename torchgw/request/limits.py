@@ -30,9 +30,9 @@ from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
-from torchgw.spaces.device_neighbours import build_bytes, fewest
+from torchgw.spaces.device_neighbours import build_bytes, count_neighbours
 from torchgw.spaces.edges import components
-from torchgw.spaces.prepare import OnDevice, Space
+from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.strategies.within_memory import DENSE_BYTES
 
 logger = logging.getLogger("torchgw")
@@ -106,25 +106,25 @@ def free_memory(device: torch.device) -> float:
     return float(torch.cuda.mem_get_info(device)[0] + held)
 
 
-def by_entries(spaces: tuple[Space, Space]) -> tuple[Space, Space]:
+def by_entries(spaces: tuple[InputSpace, InputSpace]) -> tuple[InputSpace, InputSpace]:
     """The spaces; from where a stored plan no longer pays on, adjacencies of few entries as sparse ones, whatever they
     were given as."""
     x, y = spaces
     return (x, y) if x.size * y.size <= STORED_PAIRS else (_by_entries(x), _by_entries(y))
 
 
-def _by_entries(space: Space) -> Space:
+def _by_entries(space: InputSpace) -> InputSpace:
     if not has_few_entries(space) or space.data.leaf is not None:
         return space
     return space._replace(data=space.data.compressed())
 
 
-def has_few_entries(space: Space) -> bool:
+def has_few_entries(space: InputSpace) -> bool:
     """Whether a space is a matrix taken as it is, most of whose entries are zero."""
     return isinstance(space.data, AdjacencyDistances) and space.data.density <= FEW
 
 
-def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[Space]) -> bool:
+def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[InputSpace]) -> bool:
     """Whether the choice of a strategy, where it is free, is that for plans of few entries: between sparse matrices,
     where a stored plan no longer pays, beside arguments of these kinds."""
     n, k = (space.size for space in spaces)
@@ -163,7 +163,7 @@ def searched_there(backend: str, device: torch.device, options: SpaceOptions) ->
     def there(data: Any, kind: str) -> DeviceGraph | None:
         n, made = data.shape[0], isinstance(data, np.ndarray)
         parts, label = (1, None) if made else components(data)
-        entries = 2 * n * fewest(n) if made else data.nnz
+        entries = 2 * n * count_neighbours(n) if made else data.nnz
         needed = search_bytes(n, entries, parts, kind, options.n_landmarks)
         needed += build_bytes(n, data.shape[1]) if made else 0
         free = free_memory(device) / 2
@@ -175,7 +175,7 @@ def searched_there(backend: str, device: torch.device, options: SpaceOptions) ->
             )  # fmt: skip
             return None
         if made:
-            return DeviceGraph.between(data, graphs, searches, device, backend)
+            return DeviceGraph.from_points(data, graphs, searches, device, backend)
         return DeviceGraph.of(data, searches, device, label)
 
     return there
@@ -187,13 +187,13 @@ def check_rank(options: GWOptions, most: int) -> None:
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
 
 
-def against_exact(spaces: Sequence[Space], device: torch.device, options: GWOptions) -> str | None:
+def against_exact(spaces: Sequence[InputSpace], device: torch.device, options: GWOptions) -> str | None:
     """Why the exact gradient cannot or should not run, or None.
 
     With factors or products of its own on one side at least it always pays. Asked for by name, or for epsilon = 0, only
     memory can stand against it.
     """
-    by_itself = [space.kind == "checked" or space.factored or _multiplies(space, options) for space in spaces]
+    by_itself = [space.kind == "checked" or space.has_factors or _multiplies(space, options) for space in spaces]
     plain = [space for space, well in zip(spaces, by_itself, strict=True) if not well]
     for space in plain:
         if 8 * space.size**2 > options.max_memory:
@@ -205,9 +205,9 @@ def against_exact(spaces: Sequence[Space], device: torch.device, options: GWOpti
     return None
 
 
-def _multiplies(space: Space, options: GWOptions) -> bool:
+def _multiplies(space: InputSpace, options: GWOptions) -> bool:
     """Whether a space needs no matrix, as others than the square of its entries do."""
-    return space.multiplies and options.loss == "square"
+    return space.has_products and options.loss == "square"
 
 
 def without_matrix(kind: str) -> str:
@@ -217,7 +217,7 @@ def without_matrix(kind: str) -> str:
 
 def check_memory(
     strategy: str,
-    spaces: Sequence[Space],
+    spaces: Sequence[InputSpace],
     model: Model,
     device: torch.device,
     options: GWOptions,
@@ -239,7 +239,7 @@ def check_memory(
         validate.memory(what, needed, options.max_memory, advice)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
-        if all(space.factored for space in spaces):
+        if all(space.has_factors for space in spaces):
             streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
             sharp = "use GWOptions(strategy='streaming')" if finds_vertices(n, k) else f"{sharp}; {streams}"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
@@ -291,7 +291,7 @@ def assigned(masses: tuple[Tensor, Tensor]) -> bool:
     return len(p) == len(q) and bool((p == p[0]).all()) and bool((q == q[0]).all())
 
 
-def _dense_only(spaces: Sequence[Space], model: Model, mode: GradientMode | None) -> bool:
+def _dense_only(spaces: Sequence[InputSpace], model: Model, mode: GradientMode | None) -> bool:
     """Whether no other strategy than the dense one has the objective, or the gradient, that was asked for."""
     stored = any(side is not None and side.extra is not None for side in (model.cost, model.penalty))
     return (

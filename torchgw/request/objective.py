@@ -22,8 +22,8 @@ from torchgw.objective.supervision import Rules
 from torchgw.options import GWOptions
 from torchgw.runtime.transfer import sent
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.prepare import Space
-from torchgw.spaces.resolution import RESOLUTION, evenly_spread, measure_resolution
+from torchgw.spaces.prepare import InputSpace
+from torchgw.spaces.resolution import RESOLUTION, measure_resolution, pick_evenly
 from torchgw.spaces.scale import largest_of
 
 LEAST_PART = 1e-9
@@ -111,7 +111,7 @@ def add_rules(model: Model, rules: Rules, strength: float) -> Model:
     return replace(model, strength=strength, penalty=penalty, price=price, points=points, groups=groups)
 
 
-def check_resolved(model: Model, spaces: Sequence[Space], options: GWOptions, advice: str) -> None:
+def check_resolved(model: Model, spaces: Sequence[InputSpace], options: GWOptions, advice: str) -> None:
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
     of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
     scale, reach = options.spaces.scale, _reach(model)
@@ -178,7 +178,7 @@ def explain_unresolved_features(cost: Any, numbers: tuple[Tensor, Tensor] | None
     x, y = (validate.points("cost", side, least=1) for side in (cost.X, cost.Y))
     centre = (x.sum(0) + y.sum(0)) / (len(x) + len(y))
     for side, features, called in zip("XY", (x, y), numbers or (None, None), strict=True):
-        few = torch.from_numpy(features[evenly_spread(len(features)).numpy()] - centre)
+        few = torch.from_numpy(features[pick_evenly(len(features)).numpy()] - centre)
         wanted = float(measure_resolution(few, few.new_ones(few.shape[1])))
         if wanted < RESOLUTION:
             far = int(((features - centre) ** 2).sum(1).argmax())

@@ -83,9 +83,9 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.solvers.factored_transport import finds_vertices
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
-from torchgw.spaces.prepare import OnDevice, Space
-from torchgw.spaces.quantisation import SCATTERED, WIDE, along_curves, few_landmarks, looked_at
-from torchgw.spaces.resolution import explain_rounded_coordinates, explain_sampled
+from torchgw.spaces.prepare import InputSpace, OnDevice
+from torchgw.spaces.quantisation import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage
+from torchgw.spaces.resolution import explain_from_sample, explain_rounded_coordinates
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -141,7 +141,7 @@ class Request:
     requested_options: GWOptions
     options: GWOptions
     strategy: str
-    spaces: tuple[Space, Space]
+    spaces: tuple[InputSpace, InputSpace]
     model: Model
     mass: float
     cost_scale: float
@@ -197,9 +197,9 @@ class Request:
         self, spaces: tuple[DistanceProvider, DistanceProvider], rows: Sequence[Tensor], apart: Sequence[Tensor]
     ) -> str:
         """Which points of spaces and features rounding does not tell apart; of spaces by what is
-        `torchgw.spaces.resolution.sampled` of them, the differences on the host."""
+        `torchgw.spaces.resolution.sample_differences` of them, the differences on the host."""
         names, numbers = [side.name for side in self.spaces], None if self.support is None else self.support.sides
-        found = explain_sampled(names, spaces, self.model.masses, rows, apart, numbers)
+        found = explain_from_sample(names, spaces, self.model.masses, rows, apart, numbers)
         found += map(explain_rounded_coordinates, self.spaces, (self.given.X, self.given.Y))
         return "; ".join(filter(None, [*found, explain_unresolved_features(self.given.cost, numbers)]))
 
@@ -211,9 +211,11 @@ class Request:
         ends = (left and self.ends_assigned) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
         if not (many or ends):
             return math.inf, False
-        sides = [(few_landmarks(space, mass), mass) for space, mass in zip(spaces, self.model.masses, strict=True)]
-        found = fetched(*looked_at(sides))
-        return max(map(float, found[::3])), many and along_curves(self.shape, found)
+        sides = [
+            (choose_few_landmarks(space, mass), mass) for space, mass in zip(spaces, self.model.masses, strict=True)
+        ]
+        found = fetched(*measure_coverage(sides))
+        return max(map(float, found[::3])), many and is_along_curves(self.shape, found)
 
     def _ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without
@@ -252,7 +254,7 @@ class Request:
         options = self.options
         free = self.strategy == "dense" and options.strategy == "auto" and self.against_exact is None
         searched = options.coarse is not None and self.init is None and self.gradient_mode is None
-        given = all(space.points and space.kind in ("landmark", "checked") for space in self.spaces)
+        given = all(space.is_points and space.kind in ("landmark", "checked") for space in self.spaces)
         return given and free and searched and options.gradient != "sampled" and self.model.is_standard
 
     @property
@@ -446,7 +448,7 @@ def build_problem(
     if constraints is not None and rules is not None:
         model = add_rules(model, rules, constraints.strength / mass)
     against = check_memory(strategy, spaces, model, device, options, gradient_mode)
-    sharp = sharp_fits(facts, (n, k), against, requested, all(space.factored for space in spaces))
+    sharp = sharp_fits(facts, (n, k), against, requested, all(space.has_factors for space in spaces))
     if epsilon != AUTO:
         check_resolved(model, spaces, options, remedy_of(sharp))
     with threads_for(n * k if device.type == "cpu" else 0):  # compiled code is for a number of threads
@@ -493,7 +495,7 @@ def check_arguments(
 def choose_initial_epsilon(
     epsilon: Epsilon,
     facts: Mapping[str, Fact],
-    spaces: tuple[Space, Space],
+    spaces: tuple[InputSpace, InputSpace],
     masses: tuple[Tensor, Tensor],
     options: GWOptions,
     requested: GWOptions,
@@ -510,16 +512,16 @@ def choose_initial_epsilon(
 
 def choose_method(
     facts: Mapping[str, Fact],
-    spaces: tuple[Space, Space],
+    spaces: tuple[InputSpace, InputSpace],
     kinds: tuple[str, str],
     epsilon: float,
     options: GWOptions,
     gradient_mode: GradientMode | None,
     device: torch.device,
-) -> tuple[str, tuple[Space, Space]]:
+) -> tuple[str, tuple[InputSpace, InputSpace]]:
     """The strategy that runs, and the spaces with the distances that it needs; refused where it cannot."""
     n, k = sizes_of(spaces)
-    strategy = choose_strategy(n, k, epsilon, options, device, all(space.factored for space in spaces))
+    strategy = choose_strategy(n, k, epsilon, options, device, all(space.has_factors for space in spaces))
     if strategy == "low-rank" or (strategy == "streaming" and (gradient_mode is not None or epsilon == 0)):
         spaces = with_factors(spaces, kinds)
     chosen = {"options.strategy": Fact(strategy, repr(strategy))}

@@ -17,7 +17,7 @@ from torchgw.objective.features import features_of
 from torchgw.options import SpaceOptions
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import AdjacencyDistances, FactoredDistances
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.prepare import InputSpace
 from torchgw.types import Array, GraphWarning, is_graph, is_provider
 
 DISTANCES = ("auto", "landmark", "dijkstra", "precomputed", "euclidean", "adjacency")
@@ -40,19 +40,19 @@ def check_distances(distances: object) -> tuple[str, str]:
 
 def check_spaces(
     X: Any, Y: Any, kinds: tuple[str, str], alpha: float, cost: Any, options: SpaceOptions
-) -> tuple[Space, Space]:
+) -> tuple[InputSpace, InputSpace]:
     """Both validated spaces; those of a problem that has no use for distances have none."""
     if alpha == 0:
         (X, Y), kinds = without_distances(X, Y, cost), ("auto", "auto")
     return check_space("X", X, kinds[0], options), check_space("Y", Y, kinds[1], options)
 
 
-def sizes_of(spaces: tuple[Space, Space]) -> tuple[int, int]:
+def sizes_of(spaces: tuple[InputSpace, InputSpace]) -> tuple[int, int]:
     """(N, K)."""
     return spaces[0].size, spaces[1].size
 
 
-def check_loss(spaces: tuple[Space, Space], loss: object) -> None:
+def check_loss(spaces: tuple[InputSpace, InputSpace], loss: object) -> None:
     """Refuse negative entries under a loss that has none for them."""
     for space in spaces:
         if loss == "kl" and getattr(space.data, "negative", False):
@@ -62,7 +62,7 @@ def check_loss(spaces: tuple[Space, Space], loss: object) -> None:
             )
 
 
-def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> Space:
+def check_space(name: str, space: Any, distances: str, options: SpaceOptions) -> InputSpace:
     """The validated space and the kind of its distances.
 
     Raises
@@ -82,7 +82,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"c.shape) makes one, and {name}.to_dense() points"
         )
     if distances == "adjacency" and not is_provider(space):
-        return Space(name, AdjacencyDistances(space, name=name, weight=options.weight), "adjacency")
+        return InputSpace(name, AdjacencyDistances(space, name=name, weight=options.weight), "adjacency")
     if is_provider(space):
         validate.provider(name, space)
         if distances != "auto":
@@ -92,7 +92,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
                 f"{name} must have a method with_scale(scale) for options.spaces.scale={options.scale!r}, got "
                 f"{type(space).__name__} without one; scale=None leaves it as it is"
             )
-        return Space(name, space, "provider")
+        return InputSpace(name, space, "provider")
     if is_graph(space):
         if distances == "euclidean":
             raise ValueError(
@@ -109,12 +109,12 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             )
         if graph.nnz == 0 and graph.shape[0] > 1:
             raise ValueError(f"{name} must have edges, got a graph of {graph.shape[0]} nodes without any")
-        return Space(name, graph, distances if distances != "auto" else geodesic_kind(graph.shape[0]))
+        return InputSpace(name, graph, distances if distances != "auto" else geodesic_kind(graph.shape[0]))
     matrix_asked = distances in ("auto", "precomputed")
     shape = validate.shape_of(space)
     if matrix_asked and len(shape) == 2 and shape[0] == shape[1] and (shape[0] > 1 or distances == "precomputed"):
         matrix = validate.distance_matrix(name, space)
-        return Space(name, matrix, "matrix")
+        return InputSpace(name, matrix, "matrix")
     if matrix_asked and len(shape) == 1 and validate.has_condensed_length(shape[0]):
         raise ValueError(
             f"{name} must have shape (N, D), got {shape}; one number for each row goes as a column, {name}[:, None], "
@@ -127,10 +127,10 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
         )
     if distances != "euclidean" and options.k is not None:
         validate.neighbours(name, options.k, len(points))
-    return Space(name, points, distances if distances != "auto" else geodesic_kind(len(points)))
+    return InputSpace(name, points, distances if distances != "auto" else geodesic_kind(len(points)))
 
 
-def warn_of_adjacencies(*spaces: Space, asked: Sequence[str]) -> None:
+def warn_of_adjacencies(*spaces: InputSpace, asked: Sequence[str]) -> None:
     """Say which matrices that nobody called distances look like edges of graphs: of zeros and ones alone, or with more
     than half of their entries off the diagonal at exactly zero."""
     found = [s.name for s, kind in zip(spaces, asked, strict=True) if kind == "auto" and _looks_like_edges(s)]
@@ -143,7 +143,7 @@ def warn_of_adjacencies(*spaces: Space, asked: Sequence[str]) -> None:
         )
 
 
-def _looks_like_edges(space: Space) -> bool:
+def _looks_like_edges(space: InputSpace) -> bool:
     if space.kind != "matrix":
         return False
     matrix: Array = space.data
@@ -206,7 +206,7 @@ def _length(name: str, space: Any) -> int:
     return int(shape[0])
 
 
-def with_factors(spaces: tuple[Space, Space], kinds: tuple[str, str]) -> tuple[Space, Space]:
+def with_factors(spaces: tuple[InputSpace, InputSpace], kinds: tuple[str, str]) -> tuple[InputSpace, InputSpace]:
     """The spaces with landmark distances where the choice is ours and there would be no factors."""
     x, y = (
         space._replace(kind="landmark") if asked == "auto" and space.kind in ("checked", "precomputed") else space
@@ -215,7 +215,7 @@ def with_factors(spaces: tuple[Space, Space], kinds: tuple[str, str]) -> tuple[S
     return x, y
 
 
-def without_searches(spaces: tuple[Space, Space], max_memory: int) -> tuple[Space, Space]:
+def without_searches(spaces: tuple[InputSpace, InputSpace], max_memory: int) -> tuple[InputSpace, InputSpace]:
     """The spaces with landmark distances, however accurate, where all pairs would not fit the memory."""
     x, y = (
         space._replace(kind="landmark") if space.kind == "checked" and 8 * space.size**2 > max_memory else space

@@ -21,7 +21,7 @@ from torchgw.objective.supervision import Supervision, pairs_between
 from torchgw.request.objective import check_cost
 from torchgw.request.spaces import geodesic_kind
 from torchgw.spaces.edges import components
-from torchgw.spaces.prepare import ON_GRAPHS, Space
+from torchgw.spaces.prepare import ON_GRAPHS, InputSpace
 from torchgw.spaces.subspace import subspace
 from torchgw.types import AUTO, Array, is_graph, is_provider
 
@@ -38,10 +38,10 @@ class Support:
     rows: Tensor
     columns: Tensor
     shape: tuple[int, int]
-    spaces: tuple[Space, Space]
+    spaces: tuple[InputSpace, InputSpace]
 
     @classmethod
-    def of(cls, p: Array, q: Array, spaces: tuple[Space, Space]) -> Support | None:
+    def of(cls, p: Array, q: Array, spaces: tuple[InputSpace, InputSpace]) -> Support | None:
         """That of masses p (N,), q (K,); None where all points have some."""
         rows, columns = np.flatnonzero(p), np.flatnonzero(q)
         if len(rows) == len(p) and len(columns) == len(q):
@@ -50,19 +50,19 @@ class Support:
 
     def restricted(
         self,
-        spaces: tuple[Space, Space],
+        spaces: tuple[InputSpace, InputSpace],
         given: tuple[Any, Any],
         masses: tuple[Any, Any],
         kinds: tuple[str, str],
         neighbours: int | None,
-    ) -> tuple[tuple[Space, Space], tuple[Any, Any], tuple[Any, Any]]:
+    ) -> tuple[tuple[InputSpace, InputSpace], tuple[Any, Any], tuple[Any, Any]]:
         """The validated spaces, whose distances were asked for as ``kinds``, and X, Y, p and q as ``given``, as far as
         gradients flow to them; refused where a number of ``neighbours`` was given that is too large for the points that
         are left."""
-        made, left = list[Space](), list[Any]()
+        made, left = list[InputSpace](), list[Any]()
         for space, own, index, kind in zip(spaces, given, self.sides, kinds, strict=True):
             found, points = restricted(space, own, index, kind == AUTO)
-            if neighbours is not None and found.points and found.kind in ON_GRAPHS:
+            if neighbours is not None and found.is_points and found.kind in ON_GRAPHS:
                 validate.neighbours(space.name, neighbours, found.size)
             made.append(found)
             left.append(points)
@@ -107,7 +107,7 @@ class Support:
         return found
 
 
-def restricted(space: Space, given: Any, index: Tensor, auto: bool = False) -> tuple[Space, Any]:
+def restricted(space: InputSpace, given: Any, index: Tensor, auto: bool = False) -> tuple[InputSpace, Any]:
     """The points ``index`` (n,) of a validated space, and of what was ``given`` as far as gradients flow to it. The
     kind of shortest paths is chosen once more where the choice is left (``auto``)."""
     if is_provider(space.data):

@@ -126,7 +126,7 @@ def _factor(factor: Tensor, known: KnownPoints, points: Any, reach: float) -> Te
     """The factor (m, r) of new points from that of the known ones (N, r); ``reach`` is the other side's usual norm."""
     index = known.anchors
     new = known.distances(points, index).to(factor)
-    sample = known.some(FITTED_POINTS)
+    sample = known.pick_evenly(FITTED_POINTS)
     features = known.space.rows(index)[:, sample].T.to(factor)
     solved = torch.linalg.lstsq(_affine(features).cpu(), factor[sample].cpu(), rcond=RESOLVED, driver="gelsd").solution
     weights: Tensor = solved.to(factor)

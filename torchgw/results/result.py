@@ -54,10 +54,10 @@ from torchgw.runtime.surroundings import undisturbed_methods
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
-from torchgw.spaces.landmark import placed
+from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.out_of_sample import KnownPoints
-from torchgw.spaces.prepare import Graphs, Pair, Space
-from torchgw.spaces.resolution import sampled
+from torchgw.spaces.prepare import GraphReports, InputSpace, ProviderPair
+from torchgw.spaces.resolution import sample_differences
 from torchgw.spaces.scale import unit_of
 from torchgw.spaces.subspace import name_of
 from torchgw.types import Array, Coupling, DifferentiableSolution
@@ -85,12 +85,12 @@ class Told(NamedTuple):
     basins: tuple[Basin, ...]
 
     @classmethod
-    def of(cls, solution: CertifiedSolution, request: Request, spaces: Pair) -> Told:
+    def of(cls, solution: CertifiedSolution, request: Request, spaces: ProviderPair) -> Told:
         """Of the solution of a request between these providers."""
         rows, columns = (side * request.mass for side in solution.marginals)
         p, q = (sent(side, rows.device) for side in request.given.masses)
-        sides = placed(spaces[0], rows.device), placed(spaces[1], rows.device)
-        few, apart = sampled(sides, request.model.masses)
+        sides = move_to_storage(spaces[0], rows.device), move_to_storage(spaces[1], rows.device)
+        few, apart = sample_differences(sides, request.model.masses)
         own, basins = request.given, solution.basins
         leaves = (getattr(space, "leaf", None) for space in (own.X, own.Y))  # of providers, for gradients
         given = (*request.arrays, *leaves, own.p, own.q, own.alpha)
@@ -546,8 +546,8 @@ def result_of(
     solution: CertifiedSolution,
     request: Request,
     told: Told,
-    spaces: Pair,
-    graphs: Graphs,
+    spaces: ProviderPair,
+    graphs: GraphReports,
     prepared: float,
     differentiated: DifferentiableSolution | None,
 ) -> GWResult:
@@ -628,10 +628,12 @@ def passed_over(request: Request) -> str:
     return f"the {request.strategy} strategy has exact gradients of factored distances only"
 
 
-def known_points(given: tuple[Space, Space], made: Pair, graphs: Graphs) -> tuple[KnownPoints, KnownPoints]:
+def known_points(
+    given: tuple[InputSpace, InputSpace], made: ProviderPair, graphs: GraphReports
+) -> tuple[KnownPoints, KnownPoints]:
     """What the result keeps to place points that it has not seen."""
     x, y = (
-        KnownPoints(space, None if not one.points else one.data, max(report.k, 1) if report else 1, graph=one.edges)
+        KnownPoints(space, None if not one.is_points else one.data, max(report.k, 1) if report else 1, graph=one.edges)
         for one, space, report in zip(given, made, graphs, strict=True)
     )
     return x, y

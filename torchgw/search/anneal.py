@@ -34,7 +34,14 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint, log_total, translation
-from torchgw.spaces.quantisation import KINDS, Landmarks, along_curves, choose_landmarks, looked_at, unlikeness
+from torchgw.spaces.quantisation import (
+    KINDS,
+    Landmarks,
+    choose_landmarks,
+    is_along_curves,
+    measure_coverage,
+    unlikeness,
+)
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -145,7 +152,7 @@ class LandmarkProblem:
     @property
     def alone(self) -> LandmarkProblem:
         """The same without what landmarks are to other points, and without what it has cached."""
-        return replace(self, x=self.x.alone, y=self.y.alone)
+        return replace(self, x=self.x.without_rows, y=self.y.without_rows)
 
     @cached_property
     def height(self) -> Tensor:
@@ -230,7 +237,7 @@ def coarse_basins(
 
     @cache
     def curved() -> bool:
-        return along_curves((len(p), len(q)), read[:-2])
+        return is_along_curves((len(p), len(q)), read[:-2])
 
     # A GPU has kinds side by side, for which it waits once: the last ones, and all where one is not enough.
     for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
@@ -256,8 +263,8 @@ def coarse_basins(
 
 @replayed()
 def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
-    """What is `looked_at` of both spaces, and their unlikeness."""
-    return [*looked_at(sides), *(unlikeness(*side) for side in sides)]
+    """What is `measure_coverage` of both spaces, and their unlikeness."""
+    return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
 
 
 def landmark_basins(

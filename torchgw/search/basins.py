@@ -156,7 +156,7 @@ def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Ca
     """Basins between few points, which bring their plans, and all points of the target."""
     p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
-    reference = Landmarks.every(rows / problem.unit**0.5, q)
+    reference = Landmarks.all_points(rows / problem.unit**0.5, q)
     found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
     return _distinct(found, reference, p, problem.unit), reference
 
@@ -178,7 +178,7 @@ def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | Non
     equally far from all, by which matchings differ by the mass that they match otherwise."""
     q = problem.masses[1]
     if graphs is not None:
-        reference = Landmarks.every(graphs[1].hops, q)
+        reference = Landmarks.all_points(graphs[1].hops, q)
         return _settled(problem, contest(problem, *graphs), problem.epsilon, reference), reference
     none = torch.zeros(1, dtype=torch.int64, device=q.device)
     apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
@@ -254,7 +254,7 @@ def described(found: Sequence[Candidate | Basin], best: Candidate, reference: La
 @replayed()
 def _shifts(reference: Landmarks, best: Tensor, matchings: list[Tensor], mass: Tensor) -> tuple[list[Tensor], Tensor]:
     """How far each point's matches (N,) are from those of the best matching, and on average (m,)."""
-    shifts = [reference.between(best, each) for each in matchings]
+    shifts = [reference.distances_between(best, each) for each in matchings]
     return shifts, torch.stack([mass @ shift / mass.sum() for shift in shifts])
 
 
@@ -321,7 +321,7 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
 @replayed()
 def _apart(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
     """How far the matchings (m, N) of others are from those (..., 1, N) of some, (..., m)."""
-    return reference.between(some, others) @ mass / mass.sum()
+    return reference.distances_between(some, others) @ mass / mass.sum()
 
 
 def _matchings(candidates: list[Candidate]) -> Tensor:

@@ -244,7 +244,7 @@ def _variance(cells: Landmarks) -> float:
 
 def _landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
     """All points."""
-    return Landmarks.every(space.rows(torch.arange(len(mass), device=mass.device)), mass)
+    return Landmarks.all_points(space.rows(torch.arange(len(mass), device=mass.device)), mass)
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:

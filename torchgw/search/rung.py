@@ -183,7 +183,7 @@ def lifted(problem: StoredProblem, solved: Solved) -> tuple[Start, Tensor]:
 
 def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[Start, Tensor]:
     """A basin lifted to the points ``at`` of both spaces, whose ``model`` is a part of the ``whole`` one."""
-    source, target = (side.seen_by(index) for side, index in zip((basin.source, basin.target), at, strict=True))
+    source, target = (side.restrict_rows(index) for side, index in zip((basin.source, basin.target), at, strict=True))
     return lift(replace(basin, source=source, target=target), model, None, whole, at)
 
 

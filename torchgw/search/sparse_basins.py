@@ -39,7 +39,7 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.sparse_descent import completed, descend_sparsely
 from torchgw.spaces.quantisation import choose_landmarks
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale
-from torchgw.spaces.shortest_paths import shortest_paths, sweep
+from torchgw.spaces.shortest_paths import estimate_diameter, shortest_paths
 
 LANDMARKS, LANDMARK_STARTS, HOP_BASINS = 256, 48, 4
 DEPTH, MOST_MESSAGES, MOST_MESSAGE_WORK = 6, 40_000_000, 200_000_000
@@ -76,7 +76,7 @@ class Hops(ScaledDistances):
 
     def __init__(self, graph: Any, dtype: torch.dtype) -> None:
         self._graph, self._dtype = graph, dtype
-        self.largest = sweep(graph)[0]
+        self.largest = estimate_diameter(graph)[0]
         self.scale = positive_scale(self.largest)
 
     @property

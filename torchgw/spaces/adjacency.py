@@ -20,7 +20,7 @@ from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.scale import ScaledDistances, positive_scale
-from torchgw.spaces.traced import Traced, growth_of
+from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array
 
 DERIVED = ("_D", "_turned", "symmetric", "negative", "leaf")  # what files keep as the matrix, or not at all
@@ -138,13 +138,15 @@ class AdjacencyDistances(ScaledDistances):
 
     def to(self, device: torch.device, dtype: torch.dtype) -> AdjacencyDistances:
         if self.sparse:
-            return self._mapped(lambda matrix: matrix.to(device, dtype))
-        return self._mapped(lambda matrix: sent(matrix.to(dtype), device))
+            return self._map_matrix(lambda matrix: matrix.to(device, dtype))
+        return self._map_matrix(lambda matrix: sent(matrix.to(dtype), device))
 
     def _times(self, ratio: float) -> AdjacencyDistances:
-        return self if ratio == 1.0 else self._mapped(lambda matrix: _entrywise(matrix, lambda values: values * ratio))
+        return (
+            self if ratio == 1.0 else self._map_matrix(lambda matrix: _entrywise(matrix, lambda values: values * ratio))
+        )
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> AdjacencyDistances:
+    def _map_matrix(self, change: Callable[[Tensor], Tensor]) -> AdjacencyDistances:
         """A copy of the matrix and its transpose, changed alike."""
         D = change(self._D)
         return self._with(_D=D, _turned=D if self.symmetric else change(self._turned) if self.sparse else D.T)
@@ -165,14 +167,14 @@ class AdjacencyDistances(ScaledDistances):
 
     def squares(self) -> AdjacencyDistances:
         """The squares of all scaled entries."""
-        return self._mapped(lambda matrix: _entrywise(matrix, Tensor.square))
+        return self._map_matrix(lambda matrix: _entrywise(matrix, Tensor.square))
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
         """The scaled entries as an expression of those that were given."""
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
         sizes = unit.abs().flatten()
-        return Traced(unit, growth=growth_of(sizes[sizes.argmax()]), symmetric=self.symmetric)
+        return DifferentiableDistances(unit, growth=growth_of(sizes[sizes.argmax()]), symmetric=self.symmetric)
 
 
 def _entrywise(D: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

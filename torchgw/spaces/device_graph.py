@@ -25,7 +25,7 @@ from torch import Tensor
 from torchgw.kernels.neighbour_graphs.graphs import GraphKernels
 from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.runtime.transfer import sent
-from torchgw.spaces.device_neighbours import Built, built
+from torchgw.spaces.device_neighbours import BuildRecord, build_neighbour_graph
 from torchgw.spaces.edges import components
 from torchgw.types import Array
 
@@ -34,7 +34,7 @@ PER_LANDMARK = 4  # of cells at least
 MORE_ROUNDS = 2
 
 
-def centres_for(count: int) -> int:
+def count_centres(count: int) -> int:
     """How many cells are drawn where so many landmarks are chosen."""
     return max(CENTRES, PER_LANDMARK * count)
 
@@ -42,7 +42,7 @@ def centres_for(count: int) -> int:
 def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) -> int:
     """About the memory that searches of a graph of n points in so many parts take, for a space of that kind."""
     count = min(max(n_landmarks, parts), n)
-    landmarks = 20 * n * count + 40 * min(centres_for(count) + parts + FAR, n) ** 2
+    landmarks = 20 * n * count + 40 * min(count_centres(count) + parts + FAR, n) ** 2
     every = 28 * n**2
     return 60 * entries + {"landmark": landmarks, "precomputed": every}.get(kind, max(landmarks, every))
 
@@ -64,7 +64,7 @@ class DeviceGraph(NamedTuple):
     parts: Array | tuple[int, ...]
     searches: Searches
     degree: float
-    built: Built | None = None
+    build_record: BuildRecord | None = None
 
     @classmethod
     def of(cls, graph: Any, searches: Searches, device: torch.device, label: Array | None = None) -> DeviceGraph:
@@ -76,11 +76,11 @@ class DeviceGraph(NamedTuple):
         return cls(pointer, target, length, parts, searches, len(target) / max(len(label), 1))
 
     @classmethod
-    def between(
+    def from_points(
         cls, points: Array, graphs: GraphKernels, searches: Searches, device: torch.device, backend: str
     ) -> DeviceGraph:
         """The neighbour graph of points (N, D), built there."""
-        edges, made = built(points, graphs, device, backend)
+        edges, made = build_neighbour_graph(points, graphs, device, backend)
         first = np.zeros(1, dtype=np.int64)
         return cls(edges.pointer, edges.target, edges.length, first, searches, float(made.k), made)
 
@@ -100,15 +100,15 @@ class DeviceGraph(NamedTuple):
 
     def landmarks(self, count: int) -> Tensor:
         """At most ``count`` points (L,) that are far from each other, of each part one at least."""
-        return self.among(self.centres(count), min(max(count, len(self.parts)), self.size))
+        return self.landmarks_from(self.centres(count), min(max(count, len(self.parts)), self.size))
 
     def centres(self, count: int) -> Tensor:
         """Points (M,) to choose so many landmarks by: a few at random, and one of each part."""
         count = min(max(count, len(self.parts)), self.size)
-        drawn = np.random.default_rng(0).permutation(self.size)[: centres_for(count)]
+        drawn = np.random.default_rng(0).permutation(self.size)[: count_centres(count)]
         return sent(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
 
-    def among(self, centres: Tensor, count: int) -> Tensor:
+    def landmarks_from(self, centres: Tensor, count: int) -> Tensor:
         """So many landmarks (L,), chosen by centres (M,) of cells."""
         if len(centres) == self.size:
             return self.searches.farthest(self.distances(centres), count)

@@ -31,7 +31,7 @@ KEPT_POINTS = 10_000  # up to which a graph keeps the memory of building: beyond
 ENTRY_BYTES, COPIES, MOST_SEARCHES = 110, 3, 1000  # of a list of all entries, of the points, and of searches at once
 
 
-class Built(NamedTuple):
+class BuildRecord(NamedTuple):
     """How a graph was made.
 
     k : neighbours of each point.
@@ -41,9 +41,9 @@ class Built(NamedTuple):
 
     k: int
     doubtful: DoubtfulEdges
-    told: Tensor
+    summary: Tensor
 
-    def report(self, told: Tensor, name: str) -> GraphReport | None:
+    def make_report(self, told: Tensor, name: str) -> GraphReport | None:
         """What is to be known of it, by these numbers on the host; None where the CPU is to build it."""
         (parts, undecided, cut), edges = told[:3].tolist(), told[3:].view(-1, 3)
         if parts > 1 or undecided:
@@ -58,7 +58,7 @@ class Built(NamedTuple):
         return GraphReport(self.k, 1, 0, edges[edges[:, 0].argsort(), 1:].numpy())
 
 
-def fewest(n: int) -> int:
+def count_neighbours(n: int) -> int:
     """The neighbours of each of n points."""
     return min(candidates(n)[0], n - 1)
 
@@ -66,10 +66,10 @@ def fewest(n: int) -> int:
 def build_bytes(n: int, d: int, searches: int = MOST_SEARCHES) -> int:
     """About the memory that building takes, from points (n, d), with so many ``searches`` at once."""
     searched = SEARCH_BYTES * min(AT_ONCE, searches * n)
-    return 2 * n * fewest(n) * ENTRY_BYTES + 8 * COPIES * n * d + searched
+    return 2 * n * count_neighbours(n) * ENTRY_BYTES + 8 * COPIES * n * d + searched
 
 
-def ordered(points: Tensor, backend: str) -> Tensor | None:
+def order_points(points: Tensor, backend: str) -> Tensor | None:
     """An order (N,) in which points near each other come near each other, where that pays."""
     n, d = points.shape
     if n < ORDERED_FROM or d > TREE_DIMENSIONS:
@@ -77,25 +77,27 @@ def ordered(points: Tensor, backend: str) -> Tensor | None:
     return bisect(points, n // UNIT, UNIT, backend).order
 
 
-def built(points: Array, graphs: GraphKernels, device: torch.device, backend: str) -> tuple[CsrEdges, Built]:
+def build_neighbour_graph(
+    points: Array, graphs: GraphKernels, device: torch.device, backend: str
+) -> tuple[CsrEdges, BuildRecord]:
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
-    there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), fewest(len(points))
+    there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), count_neighbours(len(points))
     unit = sent(torch.tensor(size, dtype=torch.float64), device)
-    build = _built_again if len(points) <= KEPT_POINTS else _built
+    build = _replay_build_edges if len(points) <= KEPT_POINTS else _build_edges
     edges, doubtful, told = build(there, unit, k, graphs, backend)
-    return edges, Built(k, doubtful, told)
+    return edges, BuildRecord(k, doubtful, told)
 
 
-def _built(
+def _build_edges(
     points: Tensor, unit: Tensor, k: int, graphs: GraphKernels, backend: str
 ) -> tuple[CsrEdges, DoubtfulEdges, Tensor]:
     """The graph of points (N, D) in this unit (), its edges in doubt, and what is told of it."""
-    edges, doubtful = graphs.neighbours(points, k, ordered(points, backend))
+    edges, doubtful = graphs.neighbours(points, k, order_points(points, backend))
     parts = graphs.join_parts(edges, doubtful)
     lines = points if points.shape[1] <= TREE_DIMENSIONS else points[:, :0]  # they lead no search in many dimensions
     graphs.decide_edges(lines, edges, doubtful, DETOUR)
     return edges, doubtful, torch.cat((parts, graphs.finish_graph(edges, doubtful, unit)))
 
 
-_built_again = replayed()(_built)
+_replay_build_edges = replayed()(_build_edges)

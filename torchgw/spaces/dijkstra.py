@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.shortest_paths import shortest_paths, sweep
+from torchgw.spaces.shortest_paths import estimate_diameter, shortest_paths
 from torchgw.types import Array
 
 
@@ -48,21 +48,21 @@ class DijkstraDistances(ScaledDistances):
     _nodes: Array | None = None  # of the graph that are points, where not all are
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
-        self._take(None, graph, cache_rows, name)
+        self._initialise(None, graph, cache_rows, name)
 
     @classmethod
     def between(cls, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> DijkstraDistances:
         """Distances between some ``nodes`` (n,) of a graph, None for all; every component has one of them."""
         made = object.__new__(cls)
-        made._take(nodes, graph, cache_rows, name)
+        made._initialise(nodes, graph, cache_rows, name)
         return made
 
-    def _take(self, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> None:
+    def _initialise(self, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
         self._graph = validate.graph(name, graph).copy()
         self._nodes = nodes
         self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
-        largest, disconnected = sweep(self._graph, nodes)
+        largest, disconnected = estimate_diameter(self._graph, nodes)
         self.scale = self.largest = positive_scale(largest)
         if disconnected:
             warn_unreachable(name)
@@ -85,11 +85,11 @@ class DijkstraDistances(ScaledDistances):
 
     def rows(self, index: Tensor) -> Tensor:
         found = self.cache.get(
-            index.cpu().numpy(), lambda missing: fill_unreachable(self._searched(missing), self.largest)
+            index.cpu().numpy(), lambda missing: fill_unreachable(self._search(missing), self.largest)
         )
         return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
 
-    def _searched(self, sources: Array) -> Array:
+    def _search(self, sources: Array) -> Array:
         """Distances (M, N) from some points."""
         if self._nodes is None:
             return shortest_paths([(self._graph, sources)])[0]

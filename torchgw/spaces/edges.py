@@ -21,7 +21,7 @@ def union(neighbour: Array) -> Any:
     return _symmetric(csr_matrix((np.ones(n * k, dtype=np.int8), neighbour.ravel(), pointer), shape=(n, n)))
 
 
-def undirected(n: int, source: Array, target: Array) -> Any:
+def symmetrise_edges(n: int, source: Array, target: Array) -> Any:
     """The same for directed edges."""
     from scipy.sparse import csr_matrix
 

@@ -52,7 +52,7 @@ def farthest_points(
     n_landmarks = landmark_count(graph, n_landmarks, size)
     columns = np.empty((n_landmarks, size), dtype=dtype)
     index = np.zeros(n_landmarks, dtype=np.int64)
-    for step, (index[step], distance) in enumerate(searches(graph, n_landmarks, among)):
+    for step, (index[step], distance) in enumerate(search_landmarks(graph, n_landmarks, among)):
         columns[step] = distance
     return index, columns.T
 
@@ -65,7 +65,7 @@ def landmark_count(graph: Any, n_landmarks: int, size: int) -> int:
     return min(max(n_landmarks, parts), size)
 
 
-def searches(graph: Any, n_landmarks: int, among: Array | None = None) -> Iterator[tuple[int, Array]]:
+def search_landmarks(graph: Any, n_landmarks: int, among: Array | None = None) -> Iterator[tuple[int, Array]]:
     """Each landmark in turn, and the distances (N,) to it; see `farthest_points`.
 
     The nodes are renumbered by the reverse Cuthill-McKee order, which puts neighbours near each other in memory: half
@@ -89,14 +89,14 @@ def searches(graph: Any, n_landmarks: int, among: Array | None = None) -> Iterat
             index = int(nearest.argmax())
 
 
-def worthwhile(n: int, k: int, n_landmarks: int) -> bool:
+def is_worthwhile(n: int, k: int, n_landmarks: int) -> bool:
     """Whether the searches of spaces of n and k points, side by side, gain more than a process costs (0.3 s)."""
     fewer = min(n, k)
     seconds = SECONDS_PER_STEP * n_landmarks * fewer * np.log2(fewer)
     return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > WORTH_SECONDS
 
 
-class Searched(NamedTuple):
+class SearchResult(NamedTuple):
     """What a process found.
 
     landmarks, columns : (L,) and distances to them (N, L), as of `farthest_points`.
@@ -108,7 +108,7 @@ class Searched(NamedTuple):
     report: Any
 
 
-class SearchAside:
+class SearchProcess:
     """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class SearchAside:
         except BrokenPipeError:
             self._fail()
 
-    def result(self) -> Searched:
+    def result(self) -> SearchResult:
         """What was found, once it is. Warns of the graph as its builder did."""
         source = cast(IO[bytes], self._process.stdout)
         try:
@@ -146,7 +146,7 @@ class SearchAside:
 
             for text, category in warned:
                 warn_caller(text, category)
-        return Searched(index, columns.T, report)
+        return SearchResult(index, columns.T, report)
 
     def _fail(self) -> None:
         code = self._process.wait()
@@ -155,7 +155,7 @@ class SearchAside:
             f"Out of memory shows as a negative code"
         )
 
-    def __enter__(self) -> SearchAside:
+    def __enter__(self) -> SearchProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -169,7 +169,7 @@ class SearchAside:
 
 
 def serve() -> None:
-    """Read what `SearchAside.start` was given from standard input; write the landmarks, the graph's report, and the
+    """Read what `SearchProcess.start` was given from standard input; write the landmarks, the graph's report, and the
     raw columns (L, N)."""
     data, n_landmarks, dtype, k, name = pickle.load(sys.stdin.buffer)
     report, warned = None, []

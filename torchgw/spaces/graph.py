@@ -23,7 +23,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, edge_subgraph, entry_positions, from_edges, union, with_edges
 from torchgw.spaces.neighbours import TREE_DIMENSIONS, closest, nearest
-from torchgw.spaces.shortcuts import SHRUNK_SHARE, short_cuts, shrinks
+from torchgw.spaces.shortcuts import SHRUNK_SHARE, measure_shrinkage, short_cuts
 from torchgw.types import Array, GraphWarning
 
 logger = logging.getLogger("torchgw")
@@ -91,7 +91,7 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     return build_graph(points, k, name)[0]
 
 
-class Unjoined(NamedTuple):
+class GraphInParts(NamedTuple):
     """A neighbour graph whose components are still apart.
 
     k : neighbours of each point.
@@ -125,7 +125,7 @@ class Cloud:
         return nearest_elsewhere(self.points, label)
 
 
-class Neighbours(Protocol):
+class NeighbourSource(Protocol):
     """What a neighbour graph is made from: `Cloud` says what of.
 
     size : N.
@@ -159,19 +159,19 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
 
 def graph_of_cloud(points: Array, size: float, k: int | None, name: str) -> tuple[Any, GraphReport]:
     """The graph, in the units of points that were centred and divided by ``size``, and its report."""
-    first, place = places(points)
+    first, place = find_places(points)
     repeated = 1 < len(first) < len(points)  # neighbours at the same place are no way to any other
     cloud = Cloud(points[first] if repeated else points)
     k = None if k is None else min(k, cloud.size - 1)
-    made = unjoined(cloud, k)
+    made = build_candidate_graphs(cloud, k)
     joined = [stitch(each.graph, each.parts, cloud.elsewhere) for each in made]
-    graph, report = reported(made, joined, size, k, name)
+    graph, report = finish_graph(made, joined, size, k, name)
     if not repeated:
         return graph, report
-    return with_copies(graph, first, place), replace(report, short_cuts=first[report.short_cuts])
+    return add_copies(graph, first, place), replace(report, short_cuts=first[report.short_cuts])
 
 
-def places(points: Array) -> tuple[Array, Array]:
+def find_places(points: Array) -> tuple[Array, Array]:
     """The first point (M,) at each place, in their order, and the place (N,) of each point."""
     rows = np.ascontiguousarray(points) + 0.0  # which has no zeros of two signs: bytes are compared, soon done
     whole = rows.view(np.dtype((np.void, rows.strides[0])))[:, 0]
@@ -180,7 +180,7 @@ def places(points: Array) -> tuple[Array, Array]:
     return first[order], np.argsort(order)[place]
 
 
-def with_copies(graph: Any, first: Array, place: Array) -> Any:
+def add_copies(graph: Any, first: Array, place: Array) -> Any:
     """The graph of the first points at each place with all others (N,) at theirs, by edges of length zero."""
     edges, others = graph.tocoo(), np.setdiff1d(np.arange(len(place)), first)
     once = edges.row < edges.col
@@ -189,28 +189,28 @@ def with_copies(graph: Any, first: Array, place: Array) -> Any:
     return from_edges(len(place), source, target, np.concatenate((edges.data[once], np.zeros(len(others)))))
 
 
-def unjoined(cloud: Neighbours, k: int | None) -> list[Unjoined]:
+def build_candidate_graphs(cloud: NeighbourSource, k: int | None) -> list[GraphInParts]:
     """The graph before its components are joined, and where a larger k was asked for the one that would be chosen."""
-    return [_unjoined(cloud, given) for given in _compared(k)]
+    return [_build_candidate_graph(cloud, given) for given in _candidate_counts(k)]
 
 
 def most_neighbours(n: int, k: int | None) -> int:
-    """How many neighbours of each of n points the graphs of `unjoined` may need."""
-    return min(max(candidates(n)[-1] if given is None else given for given in _compared(k)), n - 1)
+    """How many neighbours of each of n points the graphs of `build_candidate_graphs` may need."""
+    return min(max(candidates(n)[-1] if given is None else given for given in _candidate_counts(k)), n - 1)
 
 
-def _compared(k: int | None) -> list[int | None]:
+def _candidate_counts(k: int | None) -> list[int | None]:
     """The k that was asked for, and None for the one that would be chosen where that may be less."""
     return [k] if k is None or k <= FEWEST else [k, None]
 
 
-def _unjoined(cloud: Neighbours, given: int | None) -> Unjoined:
-    k, pattern, parts = _chosen(cloud, given)
-    return Unjoined(k, *_assemble(cloud, pattern, k, prune=given is None), parts)
+def _build_candidate_graph(cloud: NeighbourSource, given: int | None) -> GraphInParts:
+    k, pattern, parts = _choose_count(cloud, given)
+    return GraphInParts(k, *_assemble(cloud, pattern, k, prune=given is None), parts)
 
 
-def reported(
-    made: list[Unjoined], joined: list[tuple[Any, int]], size: float, k: int | None, name: str
+def finish_graph(
+    made: list[GraphInParts], joined: list[tuple[Any, int]], size: float, k: int | None, name: str
 ) -> tuple[Any, GraphReport]:
     """The graph in the units of points that were divided by ``size``, and its report; warns of what was found."""
     (chosen, _, cut, parts), (graph, n_stitched) = made[0], joined[0]
@@ -228,7 +228,7 @@ def reported(
             GraphWarning,
         )
     for reference, _ in joined[1:]:
-        shrunk = shrinks(graph, reference)
+        shrunk = measure_shrinkage(graph, reference)
         if shrunk > SHRUNK_SHARE:
             warn_caller(
                 f"k = {k} joins parts of {name} that are far apart: {shrunk:.0%} of the distances are less than half "
@@ -252,7 +252,7 @@ def candidates(n: int) -> list[int]:
     return [fewest + step for step in STEPS]
 
 
-def _chosen(cloud: Neighbours, given: int | None = None) -> tuple[int, Any, Parts]:
+def _choose_count(cloud: NeighbourSource, given: int | None = None) -> tuple[int, Any, Parts]:
     """The first candidate k whose graph is in one piece, or the largest, or the one that was given; the edges of its
     graph (see `union`) and their components."""
     steps = sorted({min(k, cloud.size - 1) for k in candidates(cloud.size)}) if given is None else [given]
@@ -267,7 +267,7 @@ def _chosen(cloud: Neighbours, given: int | None = None) -> tuple[int, Any, Part
     return k, pattern, parts
 
 
-def _assemble(cloud: Neighbours, pattern: Any, k: int, prune: bool) -> tuple[Any, Array]:
+def _assemble(cloud: NeighbourSource, pattern: Any, k: int, prune: bool) -> tuple[Any, Array]:
     """The symmetric graph of the edges in ``pattern``, and the short cuts that were left out of it (m, 2)."""
     from scipy.sparse import csr_matrix
 
@@ -319,12 +319,12 @@ def stitch(graph: Any, parts: Parts, elsewhere: Callable[[Array], tuple[Array, A
     """
     n_edges = 0
     while parts[0] > 1:
-        graph, parts, added = stitched(graph, parts, *elsewhere(parts[1]))
+        graph, parts, added = stitch_once(graph, parts, *elsewhere(parts[1]))
         n_edges += added
     return graph, n_edges
 
 
-def stitched(graph: Any, parts: Parts, distance: Array, partner: Array) -> tuple[Any, Parts, int]:
+def stitch_once(graph: Any, parts: Parts, distance: Array, partner: Array) -> tuple[Any, Parts, int]:
     """The graph with the shortest edge from each component to another one, its components, and how many edges that
     are; from each point's nearest one with another label, and the distance (N,) to it."""
     n_components, label = parts

@@ -33,7 +33,7 @@ from torchgw.spaces.heat_kernel import (
     SparseKernel,
     dense_rows,
     edge_set,
-    fitted,
+    fit_dimension_and_time,
     heat_rows,
     largest_rate,
     log_diagonal,
@@ -44,7 +44,7 @@ from torchgw.spaces.heat_kernel import (
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.traced import Traced, by_landmarks, growth_of
+from torchgw.spaces.traced import DifferentiableDistances, by_landmarks, growth_of
 from torchgw.types import Array, PrecisionWarning
 
 EXACT_SIZE = 2000
@@ -113,10 +113,10 @@ class HeatDistances(ScaledDistances):
         probes, paths = farthest_points(graph, N_PROBES)
         all_pairs = graph.shape[0] <= EXACT_SIZE
         kernel = DenseKernel(self._edges, roots) if all_pairs else SparseKernel(self._edges, roots, None)
-        self.dimension, default = fitted(kernel, probes, paths.T)
+        self.dimension, default = fit_dimension_and_time(kernel, probes, paths.T)
         self.time = default if given is None else given
         self.reach = REACH * math.sqrt(self.time)
-        needed = self._needed(largest_rate(self._edges, roots), self.time)
+        needed = self._count_steps(largest_rate(self._edges, roots), self.time)
         self.n_steps = needed if self._given_steps is None else min(self._given_steps, self.size)
         if self.n_steps < needed:
             self._warn(f"n_steps = {n_steps} is below the {needed} that time = {self.time:.3g} needs; raise it")
@@ -125,7 +125,7 @@ class HeatDistances(ScaledDistances):
         else:
             index, kernel = farthest_points(graph, n_landmarks)[0], SparseKernel(self._edges, roots, self.n_steps)
         rows = self._distances(kernel, roots, index)
-        self._space: PrecomputedDistances | LandmarkDistances = _stored(index, rows, self._name)
+        self._space: PrecomputedDistances | LandmarkDistances = _make_space(index, rows, self._name)
         self.scale = self.largest = self._space.scale
         self.landmarks = getattr(self._space, "landmarks", None)
 
@@ -153,12 +153,12 @@ class HeatDistances(ScaledDistances):
     def _times(self, ratio: float) -> HeatDistances:
         return self._with(_space=self._space._times(ratio))
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
         """Scaled distances as an expression of the points, as in `traced_rows`."""
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
-            return Traced((D + D.T) / 2, growth=growth_of(D.max()))
+            return DifferentiableDistances((D + D.T) / 2, growth=growth_of(D.max()))
         return by_landmarks(self.traced_rows(points, self.landmarks).T / self.scale, self, self.landmarks)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
@@ -204,7 +204,7 @@ class HeatDistances(ScaledDistances):
         scaled = t * self.dimension
         if self._given_steps is None:
             with torch.no_grad():
-                n_steps = self._needed(largest_rate(edges, roots), float(t))
+                n_steps = self._count_steps(largest_rate(edges, roots), float(t))
         else:
             n_steps = self.n_steps
 
@@ -253,7 +253,7 @@ class HeatDistances(ScaledDistances):
             raise ValueError(f"sources must be indices in [0, {self.size}), got some in {span}")
         return sources.to(points.device, torch.int64)
 
-    def _needed(self, largest: float, time: float) -> int:
+    def _count_steps(self, largest: float, time: float) -> int:
         return steps_for(largest, time * self.dimension, self.size)
 
     def _warn(self, text: str) -> None:
@@ -277,7 +277,7 @@ def _square_lengths(graph: Any) -> Tensor:
     return torch.from_numpy(graph.data[graph.indices != row] ** 2)
 
 
-def _stored(index: Array, rows: Array, name: str) -> PrecomputedDistances | LandmarkDistances:
+def _make_space(index: Array, rows: Array, name: str) -> PrecomputedDistances | LandmarkDistances:
     """The space of all distances, or of factors where ``rows`` (M, N) are those of landmarks."""
     if len(index) < rows.shape[1]:
         return LandmarkDistances.from_search(index, rows.T.copy(), name)

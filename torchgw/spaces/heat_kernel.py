@@ -240,7 +240,7 @@ class SparseKernel:
         return torch.cat([heat_rows(self._edges, self._roots, part, t, n_steps, traced=False) for part in some])
 
 
-def fitted(kernel: DenseKernel | SparseKernel, probes: Array, paths: Array) -> tuple[float, float]:
+def fit_dimension_and_time(kernel: DenseKernel | SparseKernel, probes: Array, paths: Array) -> tuple[float, float]:
     """The dimension n, and the time at which points as far apart as any probes are just within reach.
 
     ``paths`` (P, N) are shortest paths from the ``probes`` (P,). n makes the distances between probes agree with their

@@ -131,11 +131,11 @@ def bisect(
     held = torch.split(sent(torch.cat(levels), features.device), [len(ends) for ends in levels])
     largest = tuple(int(ends.diff().max()) for ends in levels[:-1])
     workload = Workload(features.device, features.dtype, (n, n_cells), features.shape[1])
-    return Hierarchy(_halved(features, held[:-1], largest, backend, workload, ranks), held)
+    return Hierarchy(_halve_cells(features, held[:-1], largest, backend, workload, ranks), held)
 
 
 @replayed()
-def _halved(
+def _halve_cells(
     features: Tensor,
     levels: tuple[Tensor, ...],
     largest: tuple[int, ...],

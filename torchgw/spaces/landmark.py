@@ -78,13 +78,13 @@ class LandmarkDistances(FactoredDistances):
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
         index, columns = farthest_points(checked, n_landmarks, storage(checked.shape[0]))
-        self._take(torch.from_numpy(index), torch.from_numpy(columns), name)
+        self._initialise(torch.from_numpy(index), torch.from_numpy(columns), name)
 
     @classmethod
     def from_search(cls, index: Array, columns: Array, name: str = "graph") -> LandmarkDistances:
         """From what `farthest_points` found, which is overwritten."""
         made = object.__new__(cls)
-        made._take(torch.from_numpy(index), torch.from_numpy(columns), name)
+        made._initialise(torch.from_numpy(index), torch.from_numpy(columns), name)
         return made
 
     @classmethod
@@ -92,10 +92,10 @@ class LandmarkDistances(FactoredDistances):
         """From landmarks (L,) and the distances from them (L, N) on a device, where these stay; those between
         landmarks, and the largest, on the host."""
         made = object.__new__(cls)
-        made._take(index, rows.to(getattr(torch, storage(rows.shape[1]))).T, name, largest, among)
+        made._initialise(index, rows.to(getattr(torch, storage(rows.shape[1]))).T, name, largest, among)
         return made
 
-    def _take(
+    def _initialise(
         self, index: Tensor, columns: Tensor, name: str, largest: float | None = None, among: Tensor | None = None
     ) -> None:
         largest = float(columns.max()) if largest is None else largest
@@ -139,7 +139,7 @@ def storage(n: int) -> str:
     return "float64" if n < SINGLE_FROM else "float32"
 
 
-def placed(space: DistanceProvider, device: torch.device) -> DistanceProvider:
+def move_to_storage(space: DistanceProvider, device: torch.device) -> DistanceProvider:
     """The space on a device, in the dtype that its number of points is kept in."""
     return space.to(device, getattr(torch, storage(space.size)))
 

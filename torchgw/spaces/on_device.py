@@ -15,24 +15,24 @@ from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.resolution import differences, evenly_spread, median_ratio
-from torchgw.spaces.scale import bare, fill_unreachable
+from torchgw.spaces.resolution import differences, median_ratio, pick_evenly
+from torchgw.spaces.scale import fill_unreachable, without_scale
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
-SEARCHED_THERE = ("landmark", "checked", "precomputed")
+DEVICE_KINDS = ("landmark", "checked", "precomputed")
 LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
 FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
 CHECKED_ROWS = 8  # that tell how accurate factored distances are
 ENDS = 8  # of the landmarks, searched from when the others have been: what the first of these see farthest
 
 
-class Begun:
+class DeviceSearch:
     """A graph whose search a device has begun, and for which nothing waits yet.
 
     name : of the space.
-    kind : out of `SEARCHED_THERE`, as of `torchgw.spaces.prepare.Space`.
+    kind : out of `DEVICE_KINDS`, as of `torchgw.spaces.prepare.InputSpace`.
     graph : there.
     sources : (M,) int64, the points that it is searched from, landmarks first.
     rows : (M, N), the distances from them.
@@ -46,29 +46,29 @@ class Begun:
         self.n_landmarks = n_ends = 0
         if kind != "precomputed":
             n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < n else 0
-            checked = sent(evenly_spread(n, CHECKED_ROWS), device) if kind == "checked" else None
+            checked = sent(pick_evenly(n, CHECKED_ROWS), device) if kind == "checked" else None
             centres = graph.centres(n_landmarks - n_ends)
             self.n_landmarks = min(max(n_landmarks - n_ends, parts), n) + n_ends
-        alone = graph._replace(parts=(), built=None)
-        found = _searched(alone, centres, checked, self.n_landmarks - n_ends, n_ends, parts == 1)
+        alone = graph._replace(parts=(), build_record=None)
+        found = _search_graph(alone, centres, checked, self.n_landmarks - n_ends, n_ends, parts == 1)
         self.sources, self.rows, self._among, self._largest = found
 
     @property
-    def landmarked(self) -> tuple[Tensor, Tensor]:
+    def landmark_rows(self) -> tuple[Tensor, Tensor]:
         """The landmarks (L,) and the distances from them (L, N)."""
         return self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
 
-    def numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+    def host_numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """What the host must know: the distances between landmarks, the largest one of all, and what tells how the
         graph was built there."""
-        told = self.sources[:0] if self.graph.built is None else self.graph.built.told
+        told = self.sources[:0] if self.graph.build_record is None else self.graph.build_record.summary
         return self._among, self._largest, told
 
     def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
         """What the distances make, with these numbers; of landmarks in one place the first."""
         if not self.n_landmarks:
             return PrecomputedDistances.from_device(self.rows, largest, self.name)
-        points, rows = self.landmarked
+        points, rows = self.landmark_rows
         kept = ~(among == 0).triu(1).any(0)
         if not bool(kept.all()):
             which = kept.nonzero()[:, 0]
@@ -78,7 +78,7 @@ class Begun:
 
 
 @replayed()
-def _searched(
+def _search_graph(
     graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int, n_ends: int, connected: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Points (M,), so many landmarks chosen by ``centres``, so many ends and those that are ``checked``, and the
@@ -87,7 +87,7 @@ def _searched(
     if centres is None:
         rows = graph.all_pairs()
         return graph.target.new_empty(0, dtype=torch.int64), rows, rows[:0, :0], rows.max()
-    points = graph.among(centres, count)
+    points = graph.landmarks_from(centres, count)
     sources = points if checked is None else torch.cat((points, checked))
     rows = graph.distances(sources)
     if n_ends:
@@ -99,48 +99,48 @@ def _searched(
     return sources, rows, rows[:count, sources[:count]], rows[:count].max()
 
 
-def finished(begun: Sequence[Begun]) -> list[tuple[DistanceProvider, GraphReport | None] | None]:
+def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvider, GraphReport | None] | None]:
     """Their providers, and what is told of graphs that were built there; None where the CPU is to build one. Numbers
     of all are read together. Where landmarks are checked and do not serve, all pairs."""
     made = list[tuple[DistanceProvider, GraphReport | None] | None]()
-    read = fetched(*(number for each in begun for number in each.numbers()))
+    read = fetched(*(number for each in begun for number in each.host_numbers()))
     for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
-        built = each.graph.built
+        built = each.graph.build_record
         report = None if built is None else built.report(told, each.name)
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
-    read = fetched(*(number for i, factored, _ in looked for number in _errors(begun[i], factored)))
+    read = fetched(*(number for i, factored, _ in looked for number in _measure_search_errors(begun[i], factored)))
     for (i, factored, report), *errors in zip(looked, *(read[part::3] for part in range(3)), strict=True):
-        if not serves(cast(LandmarkDistances, factored), begun[i].name, *errors):
-            known = begun[i].graph._replace(built=None)
-            ((provider, _),) = cast(Any, finished([Begun(begun[i].name, "precomputed", known, 0)]))
+        if not is_accurate(cast(LandmarkDistances, factored), begun[i].name, *errors):
+            known = begun[i].graph._replace(build_record=None)
+            ((provider, _),) = cast(Any, finish_searches([DeviceSearch(begun[i].name, "precomputed", known, 0)]))
             made[i] = provider, report
     return made
 
 
-def _errors(begun: Begun, factored: DistanceProvider) -> tuple[Tensor, Tensor, Tensor]:
+def _measure_search_errors(begun: DeviceSearch, factored: DistanceProvider) -> tuple[Tensor, Tensor, Tensor]:
     found = cast(LandmarkDistances, factored)
     sources, rows = begun.sources[begun.n_landmarks :], begun.rows[begun.n_landmarks :]
     if len(begun.graph.parts) > 1:
         fill_unreachable(rows, found.scale)
-    return errors(found, sources, rows)
+    return measure_errors(found, sources, rows)
 
 
-def errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def measure_errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite, and the
     `differences` between those rows."""
-    return _errors_of(bare(factored), sources, rows / factored.scale)
+    return _compute_errors(without_scale(factored), sources, rows / factored.scale)
 
 
 @replayed()
-def _errors_of(factored: DistanceProvider, sources: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _compute_errors(factored: DistanceProvider, sources: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.linalg.norm(factored.rows(sources) - true)
     error = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
     return error, *differences(true, true.new_full(true.shape[1:], 1 / factored.size))
 
 
-def serves(factored: LandmarkDistances, name: str, error: Tensor, apart: Tensor, sums: Tensor) -> bool:
+def is_accurate(factored: LandmarkDistances, name: str, error: Tensor, apart: Tensor, sums: Tensor) -> bool:
     """Whether they do, with these errors on the host. They do not where rows tell points apart only below what
     landmarks resolve, since far points then are all that the error sees."""
     off = float(error) if median_ratio(apart, sums) >= factored.resolution else torch.inf

@@ -24,9 +24,9 @@ from torchgw.kernels.sums import scatter
 from torchgw.spaces.euclidean import EuclideanDistances, distances
 from torchgw.spaces.neighbours import nearest_to
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.resolution import evenly_spread
+from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import ScaledDistances
-from torchgw.spaces.subspace import points_of
+from torchgw.spaces.subspace import restrict
 from torchgw.types import Array, DistanceProvider, is_metric
 
 LANDMARKS = 256  # known points that new ones are placed by, where the space has no landmarks of its own
@@ -94,7 +94,7 @@ class KnownPoints:
     graph: Any = None
 
     @cached_property
-    def among(self) -> DistanceProvider:
+    def support_distances(self) -> DistanceProvider:
         """The distances of the points with mass, float64 on the CPU."""
         return self.made.to(torch.device("cpu"), torch.float64)
 
@@ -107,23 +107,23 @@ class KnownPoints:
     @cached_property
     def space(self) -> DistanceProvider:
         """Its distances, float64 on the CPU."""
-        return points_of(self.among, self.places)
+        return restrict(self.support_distances, self.places)
 
-    def some(self, count: int) -> Tensor:
+    def pick_evenly(self, count: int) -> Tensor:
         """Indices of ``count`` points with mass, evenly spread, or of all."""
-        found = evenly_spread(self.made.size, count)
+        found = pick_evenly(self.made.size, count)
         return found if self.index is None else self.index[found]
 
     @property
     def landmarks(self) -> Tensor | None:
         """Indices of the landmarks of the distances, where they have any."""
-        found: Tensor | None = getattr(self.among, "landmarks", None)
+        found: Tensor | None = getattr(self.support_distances, "landmarks", None)
         return found if found is None or self.index is None else self.index[found.cpu()]
 
     @property
     def anchors(self) -> Tensor:
         """Indices of the points that new ones are placed by: the landmarks, or some that are evenly spread."""
-        return self.some(LANDMARKS) if self.landmarks is None else self.landmarks
+        return self.pick_evenly(LANDMARKS) if self.landmarks is None else self.landmarks
 
     def arrays(self, every: bool, limit: int) -> dict[str, Array]:
         """What a file keeps of it, for `of_arrays`.
@@ -134,21 +134,21 @@ class KnownPoints:
             points that are straight lines are found again from the points.
         limit : bytes that the distances may take.
         """
-        if not is_metric(self.among):
+        if not is_metric(self.support_distances):
             raise ValueError(
-                f"points can be saved where distances place new ones, and {type(self.among).__name__} does "
+                f"points can be saved where distances place new ones, and {type(self.support_distances).__name__} does "
                 f"not say what is near; save the result without points"
             )
-        found = {"k": np.array(self.k), "scale": np.array(float(self.among.scale))}
+        found = {"k": np.array(self.k), "scale": np.array(float(self.support_distances.scale))}
         found |= {} if self.points is None else {"points": self.points}
         found |= {} if self.index is None else {"index": self.index.cpu().numpy()}
-        if isinstance(self.among, EuclideanDistances) and self.points is not None:
-            return found | {"squared": np.array(self.among.squared)}
-        index = torch.arange(self.among.size) if every else self.places[self.anchors.cpu()]
+        if isinstance(self.support_distances, EuclideanDistances) and self.points is not None:
+            return found | {"squared": np.array(self.support_distances.squared)}
+        index = torch.arange(self.support_distances.size) if every else self.places[self.anchors.cpu()]
         found |= {} if every else {"anchors": index.numpy()}
         advice = "save the result without points, or soft() of it where candidates are wanted"
-        validate.memory("the distances of the file", 8 * len(index) * self.among.size, limit, advice)
-        return found | {"rows": self.among.rows(index).double().numpy()}
+        validate.memory("the distances of the file", 8 * len(index) * self.support_distances.size, limit, advice)
+        return found | {"rows": self.support_distances.rows(index).double().numpy()}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, Array], size: int) -> KnownPoints:
@@ -174,7 +174,7 @@ class KnownPoints:
         """
         if not is_metric(self.space):
             raise ValueError(
-                f"points must have distances to be placed by, and {type(self.among).__name__} does not say "
+                f"points must have distances to be placed by, and {type(self.support_distances).__name__} does not say "
                 f"what is near; align again with the new points among the others"
             )
         known = self.places[index.cpu()]
@@ -191,19 +191,19 @@ class KnownPoints:
         if points.shape[1] != self.points.shape[1]:
             raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
         near = self.points if self.index is None else self.points[self.index.numpy()]
-        if isinstance(self.among, EuclideanDistances):
+        if isinstance(self.support_distances, EuclideanDistances):
             found = distances(validate.as_tensor(points), torch.from_numpy(near[known.numpy()]))
-            return (found.square() if self.among.squared else found) / self.among.scale
+            return (found.square() if self.support_distances.squared else found) / self.support_distances.scale
         return self._along(near, points, known)
 
     def _along(self, known: Array, points: Array, index: Tensor) -> Tensor:
         length, neighbour = nearest_to(known, points, self.k)
-        rows = self.among.rows(index).double().cpu()
+        rows = self.support_distances.rows(index).double().cpu()
         step = max(1, NEW_ELEMENTS // (len(index) * neighbour.shape[1]))
         found = rows.new_empty(len(points), len(index))
         for start in range(0, len(points), step):
             where = slice(start, start + step)
-            first = torch.from_numpy(length[where]) / self.among.scale
+            first = torch.from_numpy(length[where]) / self.support_distances.scale
             beyond = rows[:, torch.from_numpy(neighbour[where])]
             # Neighbours that are far from the nearest one along the graph lie on another part of it.
             apart = (beyond - beyond[:, :, :1]).abs().amax(0)

@@ -43,17 +43,17 @@ class PrecomputedDistances(ScaledDistances):
     divided = True
 
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
-        self._take(validate.distance_matrix(name, D), name)
+        self._initialise(validate.distance_matrix(name, D), name)
         self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None
 
     @classmethod
     def from_checked(cls, matrix: Array, name: str = "D") -> PrecomputedDistances:
         """From what `torchgw.validate.distance_matrix` returned, which stays as it is."""
         made = object.__new__(cls)
-        made._take(matrix, name)
+        made._initialise(matrix, name)
         return made
 
-    def _take(self, matrix: Array, name: str) -> None:
+    def _initialise(self, matrix: Array, name: str) -> None:
         self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
         # All threads fetch what memory zeroing takes.
         self._D = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()

@@ -19,12 +19,19 @@ from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.farthest import BUILT_ASIDE, SearchAside, farthest_points, worthwhile
+from torchgw.spaces.farthest import BUILT_ASIDE, SearchProcess, farthest_points, is_worthwhile
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
-from torchgw.spaces.on_device import CHECKED_ROWS, SEARCHED_THERE, Begun, errors, finished, serves
+from torchgw.spaces.on_device import (
+    CHECKED_ROWS,
+    DEVICE_KINDS,
+    DeviceSearch,
+    finish_searches,
+    is_accurate,
+    measure_errors,
+)
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.resolution import evenly_spread
+from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
@@ -32,11 +39,11 @@ from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provi
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
 OnDevice: TypeAlias = Callable[[Any, str], DeviceGraph | None]
-Pair: TypeAlias = "tuple[DistanceProvider, DistanceProvider]"
-Graphs: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
+ProviderPair: TypeAlias = "tuple[DistanceProvider, DistanceProvider]"
+GraphReports: TypeAlias = "tuple[GraphReport | None, GraphReport | None]"
 
 
-class Space(NamedTuple):
+class InputSpace(NamedTuple):
     """A validated space and the kind of distances that it gets.
 
     name : the argument, for messages.
@@ -59,7 +66,7 @@ class Space(NamedTuple):
         return int(self.data.size if is_provider(self.data) else self.data.shape[0])
 
     @property
-    def points(self) -> bool:
+    def is_points(self) -> bool:
         """Whether the space was given as points."""
         return self.kind != "matrix" and not is_provider(self.data) and not is_graph(self.data)
 
@@ -84,35 +91,35 @@ class Space(NamedTuple):
         return isinstance(self.data, AdjacencyDistances) and self.data.sparse
 
     @property
-    def multiplies(self) -> bool:
+    def has_products(self) -> bool:
         """Whether products with the distances take no matrix (N, N), without factors."""
         return is_provider(self.data) and multiplies(self.data)
 
     @property
-    def factored(self) -> bool:
+    def has_factors(self) -> bool:
         """Whether the distances have factors, D = F diag(s) F^T."""
         return self.kind == "landmark" or (self.kind == "provider" and self.data.factors() is not None)
 
 
 def make_providers(
-    spaces: Sequence[Space], options: SpaceOptions, there: OnDevice | None = None
-) -> tuple[Pair, Graphs]:
+    spaces: Sequence[InputSpace], options: SpaceOptions, there: OnDevice | None = None
+) -> tuple[ProviderPair, GraphReports]:
     """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
 
     Graphs are searched where ``there`` brings them, or on the CPU, where long landmark searches of two spaces run side
     by side.
     """
     both = there is None and all(space.kind == "landmark" and space.kept is None for space in spaces)
-    if both and worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
+    if both and is_worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
         made, graphs = _two_landmark_spaces(spaces, options)
     else:
-        (x, y), (report_x, report_y) = own_scales(spaces, options, there)
+        (x, y), (report_x, report_y) = make_many_providers(spaces, options, there)
         made, graphs = (x, y), (report_x, report_y)
-    return rescaled(made, options.scale), graphs
+    return apply_scale(made, options.scale), graphs
 
 
-def own_scales(
-    spaces: Sequence[Space], options: SpaceOptions, there: OnDevice | None = None
+def make_many_providers(
+    spaces: Sequence[InputSpace], options: SpaceOptions, there: OnDevice | None = None
 ) -> tuple[list[DistanceProvider], list[GraphReport | None]]:
     """A provider for each of many spaces, divided by its own largest known distance, and its neighbour graph's report.
 
@@ -120,18 +127,18 @@ def own_scales(
     a device, which builds and searches one while the host goes on to the next.
     """
     made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
-    all_pairs, begun = dict[int, Any](), dict[int, Begun]()
+    all_pairs, begun = dict[int, Any](), dict[int, DeviceSearch]()
     for i, space in enumerate(spaces):
-        searched = space.kind in SEARCHED_THERE and space.kept is None and space.size > 1
-        bring = there if there is not None and searched else _nowhere
-        brought = bring(space.data, space.kind) if space.points and options.k is None else None
+        searched = space.kind in DEVICE_KINDS and space.kept is None and space.size > 1
+        bring = there if there is not None and searched else _keep_on_host
+        brought = bring(space.data, space.kind) if space.is_points and options.k is None else None
         graph, reports[i] = None, None
         if brought is None and space.kind in ON_GRAPHS:
             graph, reports[i] = neighbour_graph_of(space, options)
             brought = bring(graph, space.kind)
         if brought is not None:
-            begun[i] = Begun(space.name, space.kind, brought, options.n_landmarks)
-        elif (provider := _make(space, graph, options)) is None:
+            begun[i] = DeviceSearch(space.name, space.kind, brought, options.n_landmarks)
+        elif (provider := _make_provider(space, graph, options)) is None:
             all_pairs[i] = graph
         else:
             made[i] = provider
@@ -139,29 +146,29 @@ def own_scales(
         list(all_pairs.values()), [spaces[i].name for i in all_pairs], [spaces[i].kept for i in all_pairs]
     )
     made |= zip(all_pairs, found, strict=True)
-    answers = dict(zip(begun, finished(list(begun.values())), strict=True))
+    answers = dict(zip(begun, finish_searches(list(begun.values())), strict=True))
     begun.clear()  # and the memory of those that the CPU is to build
     for i, answer in answers.items():
         if answer is not None:
             made[i], reports[i] = answer[0], answer[1] or reports[i]
     left = [i for i, answer in answers.items() if answer is None]
     if left and there is not None:
-        again = own_scales([spaces[i] for i in left], options, partial(_as_graph, there))
+        again = make_many_providers([spaces[i] for i in left], options, partial(_bring_graph, there))
         made |= zip(left, again[0], strict=True)
         reports |= zip(left, again[1], strict=True)
     return [made[i] for i in range(len(spaces))], [reports[i] for i in range(len(spaces))]
 
 
-def _nowhere(data: Any, kind: str) -> None:
+def _keep_on_host(data: Any, kind: str) -> None:
     """Brings nothing to a device."""
 
 
-def _as_graph(there: OnDevice, data: Any, kind: str) -> DeviceGraph | None:
+def _bring_graph(there: OnDevice, data: Any, kind: str) -> DeviceGraph | None:
     """Brings graphs, and not points."""
     return there(data, kind) if is_graph(data) else None
 
 
-def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pair:
+def apply_scale(made: ProviderPair, scale: str | float | tuple[float, float] | None) -> ProviderPair:
     """The same spaces divided by what `SpaceOptions.scale` asks for."""
     if scale is None:
         return made
@@ -174,17 +181,17 @@ def rescaled(made: Pair, scale: str | float | tuple[float, float] | None) -> Pai
     return x, y
 
 
-def neighbour_graph_of(space: Space, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
+def neighbour_graph_of(space: InputSpace, options: SpaceOptions) -> tuple[Any, GraphReport | None]:
     """A validated graph as it is, or the neighbour graph of validated points."""
     return (space.data, None) if is_graph(space.data) else build_graph(space.data, options.k, space.name)
 
 
-def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tuple[Pair, Graphs]:
+def _two_landmark_spaces(spaces: Sequence[InputSpace], options: SpaceOptions) -> tuple[ProviderPair, GraphReports]:
     """Landmark distances of both spaces. Another process searches the first, and of many points builds its graph, while
     this one does the second."""
     x, y = spaces
-    with SearchAside() as aside:
-        built = not x.points or x.size < BUILT_ASIDE
+    with SearchProcess() as aside:
+        built = not x.is_points or x.size < BUILT_ASIDE
         data, report_x = neighbour_graph_of(x, options) if built else (x.data, None)
         aside.start(data, options.n_landmarks, storage(x.size), options.k, x.name)
         del data
@@ -198,7 +205,7 @@ def _two_landmark_spaces(spaces: Sequence[Space], options: SpaceOptions) -> tupl
     return (first, second), (report_x or searched.report, report_y)
 
 
-def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
+def _make_provider(space: InputSpace, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
     """The provider of one space; None where it takes all pairs of its graph."""
     name, data, kind, kept = space
     if kind == "precomputed":
@@ -209,10 +216,10 @@ def _make(space: Space, graph: Any, options: SpaceOptions) -> DistanceProvider |
         if kind == "landmark":
             return factored
         every = np.arange(space.size) if kept is None else kept
-        sources = evenly_spread(space.size, CHECKED_ROWS)
+        sources = pick_evenly(space.size, CHECKED_ROWS)
         rows = torch.from_numpy(shortest_paths([(graph, every[sources.numpy()])])[0][:, every])
-        found = errors(factored, sources, fill_unreachable(rows, factored.scale))
-        return factored if serves(factored, name, *found) else None
+        found = measure_errors(factored, sources, fill_unreachable(rows, factored.scale))
+        return factored if is_accurate(factored, name, *found) else None
     if kind == "dijkstra":
         return DijkstraDistances.between(kept, graph, options.cache_rows, name)
     if kind == "euclidean":

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchgw.kernels.sums import add_by_label
 from torchgw.persist.codec import storable
 from torchgw.runtime.replayed import replayed
-from torchgw.spaces.scale import bare
+from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
@@ -52,12 +52,12 @@ class Landmarks:
     mass: Tensor
 
     @classmethod
-    def every(cls, D: Tensor, mass: Tensor) -> Landmarks:
+    def all_points(cls, D: Tensor, mass: Tensor) -> Landmarks:
         """All points of a space with these distances (N, N) and masses (N,)."""
         return cls(torch.arange(len(D), device=D.device), D, D, mass)
 
     @property
-    def alone(self) -> Landmarks:
+    def without_rows(self) -> Landmarks:
         """The same without distances to other points."""
         return Landmarks(self.index, self.distances, self.distances, self.mass)
 
@@ -66,11 +66,11 @@ class Landmarks:
         """The landmark (N,) nearest to each point."""
         return self.rows.argmin(0)
 
-    def seen_by(self, index: Tensor) -> Landmarks:
+    def restrict_rows(self, index: Tensor) -> Landmarks:
         """The same landmarks, with distances to the points ``index`` only."""
         return Landmarks(self.index, self.rows[:, index], self.distances, self.mass)
 
-    def between(self, one: Tensor, other: Tensor) -> Tensor:
+    def distances_between(self, one: Tensor, other: Tensor) -> Tensor:
         """Distances (..., n) between the points ``one`` and ``other``, shapes that broadcast, by way of the landmark
         nearest to ``one``."""
         found = self.rows[self.nearest[one], other].clamp_min(0.0)
@@ -94,10 +94,10 @@ def choose_landmarks(
     draws: Tensor | torch.Generator | None = None
     if kind != "farthest" and len(mass) > count:
         draws = generator
-        if mass.is_cuda and _is_read(space):  # a graph draws nothing
+        if mass.is_cuda and _has_cheap_rows(space):  # a graph draws nothing
             shape = _rounds(count) if kind == "spread" else 1, len(mass)
             draws = torch.rand(shape, generator=generator, device=mass.device, dtype=torch.float64)
-    index, rows = _chosen(bare(space), mass, kind, count, first, draws)
+    index, rows = _choose_landmarks(without_scale(space), mass, kind, count, first, draws)
     own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
     if not own and not bool(rows.isfinite().all()):
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
@@ -110,7 +110,7 @@ def choose_landmarks(
 
 
 @replayed()
-def _chosen(
+def _choose_landmarks(
     space: DistanceProvider,
     mass: Tensor,
     kind: str,
@@ -125,7 +125,7 @@ def _chosen(
     if kind == "farthest":
         return _farthest(space, mass, count, first)
     if kind == "spread":
-        return _spread(space, mass, count, draws)
+        return _draw_by_distance(space, mass, count, draws)
     index = _without_replacement(_uniform(mass, draws, 0), mass, mass, count)
     return index, space.rows(index)
 
@@ -143,10 +143,10 @@ def _with_cells(index: Tensor, rows: Tensor, mass: Tensor) -> Landmarks:
 def coverage(landmarks: Landmarks, mass: Tensor) -> Tensor:
     """Mean square distance to the nearest landmark, relative to that between two random points, ()."""
     near = landmarks.rows.amin(0).clamp_min(0.0).square() @ mass
-    return mass.sum() * near / _spread_of(landmarks, mass)
+    return mass.sum() * near / _mean_square_distance(landmarks, mass)
 
 
-def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
+def choose_few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
     """Those whose coverage tells what a space is like: above `WIDE` its points lie on no curve, above `SCATTERED` on no
     surface either, and cells mean little."""
     space = space.to(mass.device, mass.dtype)
@@ -154,7 +154,7 @@ def few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
 
 
 @replayed()
-def looked_at(sides: Sequence[tuple[Landmarks, Tensor]]) -> list[Tensor]:
+def measure_coverage(sides: Sequence[tuple[Landmarks, Tensor]]) -> list[Tensor]:
     """Of each space, by landmarks and masses (N,), the coverage (), the radius () that landmarks cover, and the
     distances (L, L) between them."""
     known = list[Tensor]()
@@ -163,8 +163,8 @@ def looked_at(sides: Sequence[tuple[Landmarks, Tensor]]) -> list[Tensor]:
     return known
 
 
-def along_curves(sizes: Sequence[int], found: Sequence[Tensor]) -> bool:
-    """Whether so many points of each space lie along a curve, by `looked_at` of about sixty of them, on the
+def is_along_curves(sizes: Sequence[int], found: Sequence[Tensor]) -> bool:
+    """Whether so many points of each space lie along a curve, by `measure_coverage` of about sixty of them, on the
     host, in one piece: the others are covered well, and a tree joins the landmarks by steps not much longer than
     each covers.
 
@@ -191,10 +191,10 @@ def unlikeness(landmarks: Landmarks, mass: Tensor) -> Tensor:
     nearness; only this says how little landmarks mean.
     """
     seen = landmarks.mass @ ((landmarks.rows - landmarks.distances[:, landmarks.nearest]).square() @ mass)
-    return seen / _spread_of(landmarks, mass)
+    return seen / _mean_square_distance(landmarks, mass)
 
 
-def _spread_of(landmarks: Landmarks, mass: Tensor) -> Tensor:
+def _mean_square_distance(landmarks: Landmarks, mass: Tensor) -> Tensor:
     """Mean square distance from the landmarks to all points, ()."""
     spread = landmarks.mass @ (landmarks.rows.square() @ mass)
     return spread.clamp_min(torch.finfo(mass.dtype).tiny)
@@ -206,7 +206,7 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
         first = mass.argmax()
         for _ in range(2):
             first = space.rows(first[None])[0].argmax()
-    look, chosen, nearest, index = _Look(space), list[Tensor](), torch.full_like(mass, torch.inf), first[None]
+    look, chosen, nearest, index = _RowReader(space), list[Tensor](), torch.full_like(mass, torch.inf), first[None]
     for _ in range(count):
         chosen.append(index)
         nearest = torch.minimum(nearest, look(index)[0]).index_fill(0, index, -1.0)
@@ -215,7 +215,7 @@ def _farthest(space: DistanceProvider, mass: Tensor, count: int, first: Tensor |
     return index, look.rows(index)
 
 
-def _spread(
+def _draw_by_distance(
     space: DistanceProvider, mass: Tensor, count: int, draws: Tensor | torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
     """Each round draws a tenth of the landmarks in proportion to mass times squared distance from those before.
@@ -223,7 +223,7 @@ def _spread(
     k-means++ but in ten rounds: rows of a space may each be a shortest-path search, and many at once cost less. Medoids
     of stored distances are drawn one by one (`torchgw.solvers.low_rank.group_cells`).
     """
-    look, most = _Look(space), max(count // ROUNDS, 1)
+    look, most = _RowReader(space), max(count // ROUNDS, 1)
     chosen = _without_replacement(_uniform(mass, draws, 0), mass, mass, most)
     nearest = look(chosen).amin(0)
     for turn in range(1, _rounds(count)):
@@ -239,16 +239,16 @@ def _rounds(count: int) -> int:
     return -(-count // max(count // ROUNDS, 1))
 
 
-def _is_read(space: DistanceProvider) -> bool:
+def _has_cheap_rows(space: DistanceProvider) -> bool:
     """Whether rows of a space are products or copies, which a device does by itself, and no search each."""
     return space.stored or space.factors() is not None
 
 
-class _Look:
+class _RowReader:
     """Rows of a space, which are kept where each may be a search."""
 
     def __init__(self, space: DistanceProvider) -> None:
-        self._space, self._kept = space, None if _is_read(space) else list[Tensor]()
+        self._space, self._kept = space, None if _has_cheap_rows(space) else list[Tensor]()
 
     def __call__(self, index: Tensor) -> Tensor:
         found = self._space.rows(index)

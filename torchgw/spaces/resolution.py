@@ -21,8 +21,8 @@ from torchgw import validate
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.landmark import placed
-from torchgw.spaces.scale import bare, largest_of
+from torchgw.spaces.landmark import move_to_storage
+from torchgw.spaces.scale import largest_of, without_scale
 from torchgw.types import DistanceProvider
 
 SAMPLED = 16
@@ -52,7 +52,7 @@ def median_ratio(apart: Tensor, sums: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, 1.0)
 
 
-def evenly_spread(n: int, count: int = SAMPLED) -> Tensor:
+def pick_evenly(n: int, count: int = SAMPLED) -> Tensor:
     """Indices of ``count`` of n points, evenly spread, or of all."""
     return torch.linspace(0, n - 1, min(count, n), dtype=torch.float64).long()
 
@@ -68,23 +68,25 @@ def explain_unresolved_points(
     masses : (N,) of each, positive, on the device that solves.
     numbers : (N,) of each, what its points are called; None where they are counted from 0.
     """
-    rows, apart = sampled(spaces, masses)
-    return explain_sampled(names, spaces, masses, rows, fetched(*apart), numbers)
+    rows, apart = sample_differences(spaces, masses)
+    return explain_from_sample(names, spaces, masses, rows, fetched(*apart), numbers)
 
 
-def sampled(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def sample_differences(
+    spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
     """Distances (m, N) from a few points of each space, with masses (N,), and the `differences` of all of them one
     after another."""
     rows, apart = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
-        index = sent(evenly_spread(len(mass)), mass.device)
-        some, *between = _sampled(bare(placed(space, mass.device)), mass, index)
+        index = sent(pick_evenly(len(mass)), mass.device)
+        some, *between = _sample_rows(without_scale(move_to_storage(space, mass.device)), mass, index)
         rows.append(some)
         apart += between
     return rows, apart
 
 
-def explain_sampled(
+def explain_from_sample(
     names: Sequence[str],
     spaces: Sequence[DistanceProvider],
     masses: Sequence[Tensor],
@@ -92,7 +94,7 @@ def explain_sampled(
     apart: Sequence[Tensor],
     numbers: Sequence[Tensor | None] | None = None,
 ) -> list[str]:
-    """`explain_unresolved_points` by what was `sampled`, the differences on the host."""
+    """`explain_unresolved_points` by what was `sample_differences`, the differences on the host."""
     measured = (median_ratio(*pair).numpy() for pair in zip(apart[::2], apart[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
@@ -100,7 +102,7 @@ def explain_sampled(
 
 
 @replayed()
-def _sampled(space: DistanceProvider, mass: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sample_rows(space: DistanceProvider, mass: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Distances (m, N) from a few points, and their `differences`."""
     rows = space.rows(index)
     return rows, *differences(rows, mass)
@@ -130,14 +132,14 @@ def _explain(
 def explain_rounded_coordinates(space: Any, given: Any) -> str:
     """Why floats do not tell most points apart so far from the origin, and what to do; nothing where they do.
 
-    space : once it is validated, a `torchgw.spaces.prepare.Space`; only of points are there coordinates.
+    space : once it is validated, a `torchgw.spaces.prepare.InputSpace`; only of points are there coordinates.
     given : the same as it was given.
     """
     provided, unit = isinstance(space.data, EuclideanDistances), validate.resolution_of(given)
     points = space.data.coordinates if provided else space.data
-    if points is None or not (provided or (space.points and unit > 0)):
+    if points is None or not (provided or (space.is_points and unit > 0)):
         return ""
-    few = torch.from_numpy(points[evenly_spread(space.size).numpy()])  # a copy, whatever strides points have
+    few = torch.from_numpy(points[pick_evenly(space.size).numpy()])  # a copy, whatever strides points have
     whole = torch.equal(few, few.round()) and float(few.abs().max()) <= 2 / SINGLE  # which float32 holds unrounded
     if torch.equal(few, few.float().double()) and not whole:  # whatever has made float64 of them
         unit = max(unit, SINGLE)

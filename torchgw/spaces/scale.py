@@ -68,7 +68,7 @@ class ScaledDistances(ABC):
         return None
 
 
-def bare(space: DistanceProvider) -> DistanceProvider:
+def without_scale(space: DistanceProvider) -> DistanceProvider:
     """A space without what its distances were divided by, where it holds them divided; others as they are."""
     if isinstance(space, ScaledDistances) and space.divided:
         return space._with(scale=1.0, largest=1.0, leaf=None)

@@ -22,11 +22,11 @@ from torchgw.runtime.caller import collecting_warnings, warn_caller
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.factored import FactoredDistances
-from torchgw.spaces.farthest import landmark_count, searches
+from torchgw.spaces.farthest import landmark_count, search_landmarks
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import landmark_factors, storage
-from torchgw.spaces.prepare import Graphs, Pair, Space, neighbour_graph_of, rescaled
-from torchgw.spaces.shared_graph import by_shares, graphs_of_shares
+from torchgw.spaces.prepare import GraphReports, InputSpace, ProviderPair, apply_scale, neighbour_graph_of
+from torchgw.spaces.shared_graph import graphs_of_shares, has_shares
 from torchgw.types import Array
 
 AT_ONCE = 8  # rows of distances that are divided together
@@ -57,7 +57,7 @@ class SharedDistances(FactoredDistances):
         share: Tensor = self._F
         return share
 
-    def again(self, share: Tensor, ranks: Ranks) -> SharedDistances:
+    def with_share(self, share: Tensor, ranks: Ranks) -> SharedDistances:
         """The same with the share of other ranks."""
         return self._with(_F=share, ranks=ranks)
 
@@ -88,9 +88,9 @@ class SharedDistances(FactoredDistances):
         return self.ranks.joined(self._F @ signed.T, self.n).T
 
 
-def make_shared(
-    spaces: Sequence[Space], options: SpaceOptions, ranks: Ranks, shares: dict[str, Array]
-) -> tuple[Pair, Graphs]:
+def make_shared_providers(
+    spaces: Sequence[InputSpace], options: SpaceOptions, ranks: Ranks, shares: dict[str, Array]
+) -> tuple[ProviderPair, GraphReports]:
     """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
 
     ``shares`` are this rank's points of spaces, by their names, of which it has no others; they are taken out.
@@ -101,22 +101,22 @@ def make_shared(
         For distances that have no factors.
     """
     for space in spaces:
-        if not (space.factored or space.kind == "checked"):
+        if not (space.has_factors or space.kind == "checked"):
             raise ValueError(
                 f"{space.name} must have distances with factors where ranks share a solve, got {space.kind!r}: take "
                 f"'landmark' distances of points or a graph, or a provider with factors, or solve in one process"
             )
     searched = {i: space for i, space in enumerate(spaces) if space.kind != "provider"}
-    found = dict(zip(searched, _searched(list(searched.values()), options, ranks, shares), strict=True))
+    found = dict(zip(searched, _search_landmarks(list(searched.values()), options, ranks, shares), strict=True))
     made, reports = [], []
     for i, space in enumerate(spaces):
-        provider, report = found[i] if i in found else (_divided(space, ranks), None)
+        provider, report = found[i] if i in found else (_share_provider(space, ranks), None)
         made.append(provider)
         reports.append(report)
-    return rescaled((made[0], made[1]), options.scale), (reports[0], reports[1])
+    return apply_scale((made[0], made[1]), options.scale), (reports[0], reports[1])
 
 
-def _divided(space: Space, ranks: Ranks) -> SharedDistances:
+def _share_provider(space: InputSpace, ranks: Ranks) -> SharedDistances:
     """The share of a provider that all ranks have."""
     F, signs = space.data.factors()
     share, signs = (side.to(ranks.device, copy=True) for side in (ranks.own(F), signs))
@@ -125,14 +125,14 @@ def _divided(space: Space, ranks: Ranks) -> SharedDistances:
     return made
 
 
-class _Search:
+class _LandmarkSearch:
     """The landmark search of one space, on the rank that has its graph; the others know how many rows it has."""
 
-    def __init__(self, graph: Any, report: GraphReport | None, options: SpaceOptions, space: Space) -> None:
+    def __init__(self, graph: Any, report: GraphReport | None, options: SpaceOptions, space: InputSpace) -> None:
         self.report = report
         self.count = landmark_count(graph, options.n_landmarks, space.size)
         self.index: list[int] = []
-        self.found = searches(graph, self.count, space.kept)
+        self.found = search_landmarks(graph, self.count, space.kept)
 
     def next(self, dtype: torch.dtype) -> Tensor:
         """Distances (N, AT_ONCE) to the next landmarks, fewer at the end."""
@@ -143,23 +143,23 @@ class _Search:
         return torch.stack(rows, 1)
 
 
-def _searched(
-    spaces: list[Space], options: SpaceOptions, ranks: Ranks, shares: dict[str, Array]
+def _search_landmarks(
+    spaces: list[InputSpace], options: SpaceOptions, ranks: Ranks, shares: dict[str, Array]
 ) -> list[tuple[SharedDistances, GraphReport | None]]:
     """Landmark distances of spaces, each searched by a rank of its own as far as there are ranks."""
     points = {
         number: shares.pop(space.name) if space.name in shares else space.data[ranks.share(space.size)]
         for number, space in enumerate(spaces)
-        if by_shares(space)
+        if has_shares(space)
     }
-    graphs, own = graphs_of_shares(points, spaces, options.k, ranks), dict[int, _Search]()
+    graphs, own = graphs_of_shares(points, spaces, options.k, ranks), dict[int, _LandmarkSearch]()
 
     def begin(number: int) -> tuple[int, GraphReport | None, list[tuple[str, type[Warning]]]]:
         with warnings.catch_warnings(record=True) as caught, collecting_warnings():
             warnings.simplefilter("always")
             made, space = graphs.pop(number, None), spaces[number]
-            found = neighbour_graph_of(space, options) if made is None else made.finished(options.k, space.name)
-            own[number] = _Search(*found, options, space)
+            found = neighbour_graph_of(space, options) if made is None else made.finish(options.k, space.name)
+            own[number] = _LandmarkSearch(*found, options, space)
         return own[number].count, own[number].report, [(str(each.message), each.category) for each in caught]
 
     numbers = range(len(spaces))

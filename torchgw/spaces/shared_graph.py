@@ -22,84 +22,86 @@ from torch import Tensor
 from torchgw.runtime.ranks import Ranks
 from torchgw.spaces.edges import entry_positions
 from torchgw.spaces.graph import (
+    GraphInParts,
     GraphReport,
     Parts,
-    Unjoined,
+    build_candidate_graphs,
+    finish_graph,
     graph_of_cloud,
     most_neighbours,
     nearest_elsewhere,
-    reported,
-    stitched,
-    unjoined,
+    stitch_once,
 )
 from torchgw.spaces.neighbours import TREE_DIMENSIONS, Search
-from torchgw.spaces.prepare import Space
+from torchgw.spaces.prepare import InputSpace
 from torchgw.types import Array
 
 COORDINATES, LISTED = 2**21, 2**17  # of points that are passed together; neighbours of own ones that are sought so
 ROWS = 2**15  # whose edges get their lengths together
 
 
-def by_shares(space: Space) -> bool:
+def has_shares(space: InputSpace) -> bool:
     """Whether ranks have shares of the points of a space."""
-    return space.points and many_dimensions(space.data)
+    return space.is_points and has_many_dimensions(space.data)
 
 
-def many_dimensions(points: Any) -> bool:
+def has_many_dimensions(points: Any) -> bool:
     """Whether points (N, D) have so many dimensions."""
     return len(points.shape) == 2 and points.shape[1] > TREE_DIMENSIONS
 
 
 def graphs_of_shares(
-    shares: dict[int, Array], spaces: Sequence[Space], k: int | None, ranks: Ranks
+    shares: dict[int, Array], spaces: Sequence[InputSpace], k: int | None, ranks: Ranks
 ) -> dict[int, JoinedGraph]:
     """The neighbour graphs of some of the spaces, by their numbers, each on the rank that `Ranks.dealt` deals it to;
     ``shares`` are this rank's points (n, D) of theirs, which are taken out."""
     own, clouds, numbers = dict[int, JoinedGraph](), dict[int, Array](), range(len(spaces))
-    lists = dict[int, Lists]()
+    lists = dict[int, NeighbourLists]()
     for number in list(shares):
         n, owner = spaces[number].size, number % ranks.count
         clouds[number], size = _unit_share(shares.pop(number), n, ranks)
-        found = [ranks.collected(_there(part, ranks), n, owner) for part in _neighbours(clouds[number], n, k, ranks)]
+        found = [
+            ranks.collected(_to_device(part, ranks), n, owner) for part in _neighbours(clouds[number], n, k, ranks)
+        ]
         if found[0] is not None and found[1] is not None:
-            lists[number] = Lists(found[0].cpu().numpy(), found[1].cpu().numpy())
+            lists[number] = NeighbourLists(found[0].cpu().numpy(), found[1].cpu().numpy())
             own[number] = JoinedGraph(size)
         del found
 
-    def repeated(number: int) -> bool:
+    def has_copies(number: int) -> bool:
         return number in lists and not lists[number].length.all()
 
-    for number, copies in enumerate(ranks.dealt([partial(repeated, number) for number in numbers])):
+    for number, copies in enumerate(ranks.dealt([partial(has_copies, number) for number in numbers])):
         if copies:
             n, owner = spaces[number].size, number % ranks.count
-            every = ranks.collected(_there(clouds[number], ranks), n, owner)
+            every = ranks.collected(_to_device(clouds[number], ranks), n, owner)
             if every is not None:
                 del lists[number]
                 own[number] = WholeGraph(own[number].size, every.cpu().numpy())
 
     def assemble(number: int) -> None:
         if number in lists:
-            own[number].begin(unjoined(lists.pop(number), k))
+            own[number].begin(build_candidate_graphs(lists.pop(number), k))
 
-    def apart(number: int) -> Array | None:
-        return own[number].apart if number in own else None
+    def labels_of(number: int) -> Array | None:
+        return own[number].labels if number in own else None
 
     ranks.dealt([partial(assemble, number) for number in numbers])
     while True:
-        labels = ranks.dealt([partial(apart, number) for number in numbers])
+        labels = ranks.dealt([partial(labels_of, number) for number in numbers])
         if all(label is None for label in labels):
             return own
         for number, label in enumerate(labels):
             if label is not None:
                 nearest = _elsewhere(clouds[number], label, ranks)
                 n, owner = len(label), number % ranks.count
-                distance, partner = (ranks.collected(_there(part, ranks), n, owner) for part in nearest)
+                distance, partner = (ranks.collected(_to_device(part, ranks), n, owner) for part in nearest)
                 if distance is not None and partner is not None:
                     own[number].join(distance.cpu().numpy(), partner.cpu().numpy())
 
 
-class Lists:
-    """The nearest points of each, and their distances: `torchgw.spaces.graph.Neighbours` without coordinates.
+class NeighbourLists:
+    """The nearest points of each, and their distances: `torchgw.spaces.graph.NeighbourSource` without coordinates.
 
     index, length : (N, k), nearest first.
     """
@@ -132,13 +134,13 @@ class JoinedGraph:
     def __init__(self, size: float) -> None:
         self.size = size
 
-    def begin(self, made: list[Unjoined]) -> None:
+    def begin(self, made: list[GraphInParts]) -> None:
         """From graphs that are in parts."""
         self.made = made
         self.graphs: list[tuple[Any, Parts, int]] = [(each.graph, each.parts, 0) for each in made]
 
     @property
-    def apart(self) -> Array | None:
+    def labels(self) -> Array | None:
         """The component (N,) of each point in the first of these that has several; None where none has."""
         return next((label for _, (count, label), _ in self.graphs if count > 1), None)
 
@@ -146,24 +148,24 @@ class JoinedGraph:
         """Add the shortest edges between these components, from each point's nearest one elsewhere."""
         number = next(number for number, (_, parts, _) in enumerate(self.graphs) if parts[0] > 1)
         graph, parts, before = self.graphs[number]
-        graph, parts, added = stitched(graph, parts, distance, partner)
+        graph, parts, added = stitch_once(graph, parts, distance, partner)
         self.graphs[number] = graph, parts, before + added
 
-    def finished(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
+    def finish(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
         """The graph and its report, as of `torchgw.spaces.graph.build_graph`."""
-        return reported(self.made, [(graph, added) for graph, _, added in self.graphs], self.size, k, name)
+        return finish_graph(self.made, [(graph, added) for graph, _, added in self.graphs], self.size, k, name)
 
 
 class WholeGraph(JoinedGraph):
     """The neighbour graph of all points (N, D), centred and divided by ``size``."""
 
-    apart = None
+    labels = None
 
     def __init__(self, size: float, points: Array) -> None:
         super().__init__(size)
         self.points = points
 
-    def finished(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
+    def finish(self, k: int | None, name: str) -> tuple[Any, GraphReport]:
         return graph_of_cloud(self.points, self.size, k, name)
 
 
@@ -171,17 +173,17 @@ def _unit_share(share: Array, n: int, ranks: Ranks) -> tuple[Array, float]:
     """This rank's points of a cloud that is centred and divided by its largest coordinate, and that divisor."""
     total = np.zeros(share.shape[1])
     for rank in range(ranks.count):  # one after the other, so that the sum is that of all points in a row, to the bit
-        total = ranks.dealt([partial(_added, total, share)], rank)[0]
+        total = ranks.dealt([partial(_add_rows, total, share)], rank)[0]
     centred = share - total / n
     largest = np.array(max(centred.max(), -centred.min()))
-    size = float(ranks.most(_there(largest, ranks))) or 1.0
+    size = float(ranks.most(_to_device(largest, ranks))) or 1.0
     centred /= size
     return centred, size
 
 
-def _added(total: Array, rows: Array) -> Array:
+def _add_rows(total: Array, rows: Array) -> Array:
     """The sum (D,) of a ``total`` and of rows (n, D), in this order."""
-    step = _passed_rows(rows.shape[1])
+    step = _rows_per_pass(rows.shape[1])
     for first in range(0, len(rows), step):
         total = np.vstack((total, rows[first : first + step])).sum(0)
     return total
@@ -193,7 +195,7 @@ def _neighbours(share: Array, n: int, k: int | None, ranks: Ranks) -> tuple[Arra
     most = most_neighbours(n, k)
     index, length = np.full((len(share), most), -1, dtype=np.int32), np.full((len(share), most), np.inf)
     every, rows = np.arange(n, dtype=np.int32)[ranks.share(n)], max(LISTED // (most + 1), 1)
-    for start, block in _passed(share, n, ranks):
+    for start, block in _iterate_points(share, n, ranks):
         search, few = Search(block), min(most + 1, len(block))
         for first in range(0, len(share), rows):
             where = slice(first, first + rows)
@@ -210,23 +212,23 @@ def _elsewhere(share: Array, label: Array, ranks: Ranks) -> tuple[Array, Array]:
     """Distance to, and index of, the nearest point with another label (N,) of each of this rank's points."""
     n, own = len(label), label[ranks.share(len(label))]
     distance, partner = np.full(len(share), np.inf), np.full(len(share), -1)
-    for start, block in _passed(share, n, ranks):
+    for start, block in _iterate_points(share, n, ranks):
         found, other = nearest_elsewhere(share, own, block, label[start : start + len(block)])
         better = found < distance
         distance[better], partner[better] = found[better], other[better] + start
     return distance, partner
 
 
-def _passed(share: Array, n: int, ranks: Ranks) -> Iterator[tuple[int, Array]]:
+def _iterate_points(share: Array, n: int, ranks: Ranks) -> Iterator[tuple[int, Array]]:
     """All points in runs, each with where it begins."""
-    for where, (rows,) in ranks.passed((_there(share, ranks),), n, 1, _passed_rows(share.shape[1])):
+    for where, (rows,) in ranks.passed((_to_device(share, ranks),), n, 1, _rows_per_pass(share.shape[1])):
         yield where.start, rows.cpu().numpy()
 
 
-def _passed_rows(dimensions: int) -> int:
+def _rows_per_pass(dimensions: int) -> int:
     """How many points are passed together."""
     return max(COORDINATES // dimensions, 1)
 
 
-def _there(values: Array, ranks: Ranks) -> Tensor:
+def _to_device(values: Array, ranks: Ranks) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values)).to(ranks.device)

@@ -59,10 +59,10 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None, local: bo
         return np.empty((0, 2), dtype=np.int64)
     order = np.argsort(graph.data[entry], kind="stable")
     entry, low, high = entry[order], low[doubtful][order], high[doubtful][order]
-    return _tried(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points, local)
+    return _find_short_cuts(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points, local)
 
 
-def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | None, local: bool) -> Array:
+def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points: Array | None, local: bool) -> Array:
     """Those of the edges low - high (m,), shortest first, that neither join parts nor have a short way round.
 
     ``entries`` (m, 2) are their positions in the graph, whose other edges are trusted.
@@ -75,7 +75,7 @@ def _tried(graph: Any, entries: Array, low: Array, high: Array, points: Array | 
     known[entries] = False
     trusted = edge_subgraph(graph, known)
     # Edges are only ever added, so what two trusted edges show now holds whenever the turn comes.
-    stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _joining(trusted, low, high)
+    stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _joins_parts(trusted, low, high)
     del trusted
     lengths = np.where(known, graph.data, np.inf)
     ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points, local)
@@ -100,7 +100,7 @@ def _entries(*columns: Array) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column[first : first + FEW_ENTRIES].tolist() for column in columns), strict=True)
 
 
-def _joining(trusted: Any, low: Array, high: Array) -> Array:
+def _joins_parts(trusted: Any, low: Array, high: Array) -> Array:
     """Whether each edge (m,) joins parts that neither trusted edges nor those before it do, as in a spanning tree."""
     from scipy.cluster.hierarchy import DisjointSet
 
@@ -174,7 +174,7 @@ class _Ways:
         return 0.0 if goal is None or self.points is None else math.dist(self.points[node].tolist(), goal)
 
 
-def shrinks(graph: Any, reference: Any) -> float:
+def measure_shrinkage(graph: Any, reference: Any) -> float:
     """Share of the distances, from sixteen spread sources, that are less than half as long in ``graph``."""
     from scipy.sparse.csgraph import dijkstra
 

@@ -68,15 +68,15 @@ def all_pairs(graphs: Sequence[Any], kept: Sequence[Array | None] | None = None)
     gives those between the other points, after a few rounds of sums of whole rows: half the time of searches.
     """
     among = [None] * len(graphs) if kept is None else kept
-    sources = [_spread(graph) if nodes is None else nodes for graph, nodes in zip(graphs, among, strict=True)]
+    sources = [_choose_sources(graph) if nodes is None else nodes for graph, nodes in zip(graphs, among, strict=True)]
     found = shortest_paths(list(zip(graphs, sources, strict=True)))
     return [
-        _completed(graph, source, rows) if nodes is None else rows[:, nodes]
+        _complete_rows(graph, source, rows) if nodes is None else rows[:, nodes]
         for graph, source, rows, nodes in zip(graphs, sources, found, among, strict=True)
     ]
 
 
-def _spread(graph: Any) -> Array:
+def _choose_sources(graph: Any) -> Array:
     """The points that `all_pairs` searches from, in order."""
     n = graph.shape[0]
     if n < COMPLETED_FROM:
@@ -86,7 +86,7 @@ def _spread(graph: Any) -> Array:
     return np.sort(np.concatenate((order[:part], np.random.default_rng(0).permutation(order[part:])[:part])))
 
 
-def _completed(graph: Any, source: Array, rows: Array) -> Array:
+def _complete_rows(graph: Any, source: Array, rows: Array) -> Array:
     """All distances (N, N) from the rows (M, N) of some points, ``source`` (M,), in order."""
     n = graph.shape[0]
     others = np.setdiff1d(np.arange(n), source)
@@ -118,7 +118,7 @@ def _completed(graph: Any, source: Array, rows: Array) -> Array:
     return D
 
 
-def sweep(graph: Any, among: Array | None = None, n_sweeps: int = 16) -> tuple[float, bool]:
+def estimate_diameter(graph: Any, among: Array | None = None, n_sweeps: int = 16) -> tuple[float, bool]:
     """The largest distance that farthest-point sweeps find, and whether some pairs have no path; with ``among``,
     between these nodes, of which every component has one.
 

@@ -19,7 +19,7 @@ from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.resolution import RESOLUTION
 from torchgw.spaces.scale import ScaledDistances, largest_of, positive_scale
 from torchgw.spaces.shared import SharedDistances
-from torchgw.spaces.traced import Traced, growth_of, measured
+from torchgw.spaces.traced import DifferentiableDistances, growth_of, make_one_differentiable
 from torchgw.types import DistanceProvider, is_metric, is_symmetric
 
 BLOCK = 512
@@ -31,7 +31,7 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     if isinstance(space, EuclideanDistances | AdjacencyDistances):
         return space.at(index)
     given = isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
-    found = points_of(space, index)
+    found = restrict(space, index)
     if given or found is space or not (isinstance(space, ScaledDistances) and isinstance(found, ScaledDistances)):
         return found
     largest, error = _largest(found)
@@ -41,7 +41,7 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     return found._with(largest=own) if space.fixed else found._times(space.scale / own)._with(scale=own, largest=own)
 
 
-def points_of(space: DistanceProvider, index: Tensor) -> DistanceProvider:
+def restrict(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     """The points ``index`` (n,) of a space, divided by its own scale."""
     if isinstance(space, FactoredDistances) and not isinstance(space, SharedDistances):
         return space if torch.equal(index.cpu(), torch.arange(space.size)) else space.at(index)
@@ -92,9 +92,9 @@ class Subspace(ScaledDistances):
         known = self.whole.factors()
         return None if known is None else (known[0][self.index] * self.ratio**0.5, known[1])
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> Traced:
+    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
         """Scaled distances as an expression of what the whole was made from."""
-        found = measured(self.whole, leaf, options, device)
+        found = make_one_differentiable(self.whole, leaf, options, device)
         index = self.index.to(device)
         if found.matrix is not None:
             matrix = found.matrix[index][:, index] * self.ratio

@@ -33,7 +33,7 @@ from torchgw.types import DistanceProvider, GraphWarning, is_symmetric, multipli
 
 
 @dataclass(frozen=True)
-class Traced:
+class DifferentiableDistances:
     """Distances of one space over a scale, as a matrix or by factors.
 
     Attributes
@@ -53,7 +53,7 @@ class Traced:
     symmetric: bool = True
     space: DistanceProvider | None = None
 
-    def divided(self, growth: Tensor) -> Traced:
+    def divide(self, growth: Tensor) -> DifferentiableDistances:
         """The distances over ``growth`` (a number)."""
         if self.space is not None:
             return replace(self, matrix=_all_rows(self.space, growth.device) / growth, space=None)
@@ -62,20 +62,20 @@ class Traced:
         assert self.F is not None
         return replace(self, F=self.F / growth.sqrt(), growth=None)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Traced:
+    def to(self, device: torch.device, dtype: torch.dtype) -> DifferentiableDistances:
         """The same in another precision."""
         matrix, F, signs = (None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs))
         space = None if self.space is None else self.space.to(device, dtype)
-        return Traced(matrix, F, signs, symmetric=self.symmetric, space=space)
+        return DifferentiableDistances(matrix, F, signs, symmetric=self.symmetric, space=space)
 
 
-def traced(
+def make_differentiable(
     made: tuple[DistanceProvider, DistanceProvider],
     leaves: tuple[object, object],
     options: SpaceOptions,
     dtype: torch.dtype,
     device: torch.device,
-) -> tuple[Traced, Traced]:
+) -> tuple[DifferentiableDistances, DifferentiableDistances]:
     """The scaled distances of two spaces as differentiable expressions of what they were made from.
 
     Parameters
@@ -97,10 +97,12 @@ def traced(
     exact where these are unique; the neighbour graph, the landmarks and the number of factors are constants. All pairs
     of N points take O(N^2) memory whatever the provider, landmark distances O(N L).
     """
-    first, second = (measured(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True))
+    first, second = (
+        make_one_differentiable(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True)
+    )
     growths = _growths(made, (first.growth, second.growth), options.scale)
     x, y = (
-        (found if growth is None else found.divided(growth)).to(device, dtype)
+        (found if growth is None else found.divide(growth)).to(device, dtype)
         for found, growth in zip((first, second), growths, strict=True)
     )
     return x, y
@@ -125,7 +127,9 @@ def _growths(
     return None, None
 
 
-def measured(space: Any, given: object, options: SpaceOptions, device: torch.device) -> Traced:
+def make_one_differentiable(
+    space: Any, given: object, options: SpaceOptions, device: torch.device
+) -> DifferentiableDistances:
     """One space, in float64. A provider that has a "traced" method does it itself."""
     leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
     # Factors that were given never come from points.
@@ -135,7 +139,7 @@ def measured(space: Any, given: object, options: SpaceOptions, device: torch.dev
     if leaf is None:
         return _constant(space, device)
     if hasattr(space, "traced"):
-        found: Traced = space.traced(leaf, options, device)
+        found: DifferentiableDistances = space.traced(leaf, options, device)
         return found
     leaf = leaf.to(device, torch.float64)
     if isinstance(space, EuclideanDistances):
@@ -145,7 +149,7 @@ def measured(space: Any, given: object, options: SpaceOptions, device: torch.dev
     if isinstance(space, LandmarkDistances):
         return by_landmarks(_paths(space, leaf, options.k, space.landmarks).T, space, space.landmarks)
     if isinstance(space, FactoredDistances):
-        return Traced(F=leaf / space.scale**0.5, signs=_factors(space, device)[1])
+        return DifferentiableDistances(F=leaf / space.scale**0.5, signs=_factors(space, device)[1])
     if isinstance(space, PrecomputedDistances | DijkstraDistances):
         return _all_pairs(space, leaf, options.k)
     return _constant(space, device)
@@ -157,22 +161,22 @@ def _factors(space: DistanceProvider, device: torch.device) -> tuple[Tensor, Ten
     return found
 
 
-def _constant(space: DistanceProvider, device: torch.device) -> Traced:
+def _constant(space: DistanceProvider, device: torch.device) -> DifferentiableDistances:
     """The provider's own numbers: factors or products where it has them, else all its rows."""
     here = space.to(device, torch.float64)
     factors = here.factors()
     if factors is not None:
-        return Traced(F=factors[0].detach(), signs=factors[1].detach())
+        return DifferentiableDistances(F=factors[0].detach(), signs=factors[1].detach())
     if multiplies(here) and hasattr(here, "squares"):
-        return Traced(symmetric=is_symmetric(space), space=here)
-    return Traced(matrix=_all_rows(here, device), symmetric=is_symmetric(space))
+        return DifferentiableDistances(symmetric=is_symmetric(space), space=here)
+    return DifferentiableDistances(matrix=_all_rows(here, device), symmetric=is_symmetric(space))
 
 
 def _all_rows(space: DistanceProvider, device: torch.device) -> Tensor:
     return space.rows(torch.arange(space.size, device=device)).detach()
 
 
-def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Traced:
+def _matrix(space: PrecomputedDistances, leaf: Tensor) -> DifferentiableDistances:
     """A distance matrix that was given, mended as `validate.distance_matrix` and the provider mend it."""
     reached = torch.isfinite(leaf)
     finite = leaf.masked_fill(~reached, 0.0)
@@ -182,22 +186,22 @@ def _matrix(space: PrecomputedDistances, leaf: Tensor) -> Traced:
     largest = unit.flatten()[unit.argmax()]
     if not bool(reached.all()):
         unit = torch.where(reached, unit, UNREACHABLE * largest)
-    return Traced(unit, growth=growth_of(largest))
+    return DifferentiableDistances(unit, growth=growth_of(largest))
 
 
-def _centred(leaf: Tensor, unit: float) -> Tensor:
+def _subtract_mean(leaf: Tensor, unit: float) -> Tensor:
     """The points less their mean, which no distance sees, in units of ``unit``."""
     return (leaf - leaf.detach().mean(0)) / unit
 
 
-def _euclidean(space: EuclideanDistances, leaf: Tensor) -> Traced:
-    x = _centred(leaf, space.scale**0.5 if space.squared else space.scale)
+def _euclidean(space: EuclideanDistances, leaf: Tensor) -> DifferentiableDistances:
+    x = _subtract_mean(leaf, space.scale**0.5 if space.squared else space.scale)
     i, j = space.furthest
     square = (x[i] - x[j]).square().sum()
     if space.squared:
-        return Traced(None, *squared_factors(x), growth_of(square))
+        return DifferentiableDistances(None, *squared_factors(x), growth_of(square))
     growth = growth_of(square)
-    return Traced(distances(x, x), growth=None if growth is None else growth.sqrt())
+    return DifferentiableDistances(distances(x, x), growth=None if growth is None else growth.sqrt())
 
 
 def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
@@ -205,20 +209,20 @@ def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GraphWarning)  # these were given when the provider was made
         graph = build_graph(validate.points("points", leaf), k)[0]
-    return path_distances(graph, edge_lengths(_centred(leaf, space.scale), graph), sources.cpu().numpy())
+    return path_distances(graph, edge_lengths(_subtract_mean(leaf, space.scale), graph), sources.cpu().numpy())
 
 
-def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> Traced:
+def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> DifferentiableDistances:
     unit = _paths(space, leaf, k, torch.from_numpy(np.arange(space.size)))
     unit = (unit + unit.T) / 2
     # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
     attained = (unit.detach() - space.largest / space.scale).abs().argmin()
-    return Traced(unit, growth=growth_of(unit.flatten()[attained]))
+    return DifferentiableDistances(unit, growth=growth_of(unit.flatten()[attained]))
 
 
-def by_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> Traced:
+def by_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> DifferentiableDistances:
     """Distances by as many factors as the space has, from those (N, L) to its landmarks."""
     known = space.factors()
     assert known is not None
     factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
-    return Traced(None, *factors, growth_of(columns.flatten()[columns.argmax()]))
+    return DifferentiableDistances(None, *factors, growth_of(columns.flatten()[columns.argmax()]))

@@ -120,7 +120,7 @@ def _aligned(result: Placed, which: int) -> Any:
     known = result.known[which]
     if known.points is not None:
         return _of_cloud(known.points)
-    graph = known.among if known.graph is None and known.index is None else known.graph
+    graph = known.support_distances if known.graph is None and known.index is None else known.graph
     if isinstance(graph, AdjacencyDistances):
         return graph.compressed().matrix != 0
     if is_graph(graph):
