@@ -39,8 +39,8 @@ from torchgw.kernels import softmin_dense
 from torchgw.kernels.dispatch import Workload
 from torchgw.objective.linearise import gradient_of
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.inner import StoredInner
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.inner import StoredSolver
+from torchgw.solvers.warm_start import WarmStart
 
 SIZES = (50, 100, 500, 1000, 2000)
 STREAMED = (1000, 2000, 4000)
@@ -99,11 +99,11 @@ def forward(found: Differentiable, steps: tuple[int, int], start: Tensor) -> Non
     p, q = (mass.to(start.dtype) for mass in model.masses)
     kernel = softmin_dense.choose("eager", Workload(start.device, start.dtype, tuple(start.shape))).function
     options = torchgw.SinkhornOptions(exact_max_iter=max(steps[1], 2), tol=1e-12)
-    inner, gradient = StoredInner(kernel, model, options), gradient_of(model, quadratic)
+    inner, gradient = StoredSolver(kernel, model, options), gradient_of(model, quadratic)
     cost = gradient(DenseCoupling(start), p)
-    warm = Start(cost, p.log2(), q.log2(), model.epsilon)
+    warm = WarmStart(cost, p.log2(), q.log2(), model.epsilon)
     for _ in range(steps[0]):
-        coupling, warm, *_ = inner.solved(cost, model.epsilon, warm)
+        coupling, warm, *_ = inner.solve_linearization(cost, model.epsilon, warm)
         cost = gradient(coupling, p)
 
 

@@ -271,7 +271,7 @@ def _is_relaxed(given: tuple[Any, ...], named: Mapping[str, Any], result: Any) -
 
 
 def _whole_step(self: Any, plan: torch.Tensor) -> Any:
-    return fixed_point.Damped(self.plan.copy_(plan))
+    return fixed_point.DampedStep(self.plan.copy_(plan))
 
 
 def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: Any, watch: Any, history: Any) -> Any:
@@ -397,7 +397,7 @@ MECHANISMS = (
     Mechanism(
         "start-one-pair",
         "Total variation also begins at the one pair that saves most.",
-        (dense.alone_by_form, sharp.alone_by_form, model_form.ModelForm.alone),
+        (dense.alone_by_form, sharp.alone_by_form, model_form.ModelForm.best_single_pair),
         (Switch(sharp.alone_by_form, _of_product),),
         STARTS,
     ),
@@ -595,23 +595,23 @@ MECHANISMS = (
         "chains",
         "Chains of exchanges move whole branches of graphs that are nearly trees.",
         (chains, contest._Field.chained),
-        (Switch((contest._Field, "branching"), lambda self: False, None), seen(chains.chained)),
+        (Switch((contest._Field, "branching"), lambda self: False, None), seen(chains.improve_by_chains)),
         LOCAL,
     ),
     Mechanism(
         "exchanges",
         "Two matches are exchanged where no step to first order betters a permutation.",
         (
-            assignment.AssignmentProblem.after_exchanges,
-            assignment.AssignmentProblem.exchanged,
-            assignment._gains,
-            assignment._gain,
+            assignment.AssignmentProblem.round_and_exchange,
+            assignment.AssignmentProblem.improve_by_exchanges,
+            assignment._exchange_gains,
+            assignment._exchange_gain,
             sharp._exchanged,
             sharp._exchanged_further,
         ),
         (
             Switch(
-                assignment.AssignmentProblem.after_exchanges,
+                assignment.AssignmentProblem.round_and_exchange,
                 same(1),
                 lambda given, named, result: not torch.equal(given[1], result),
             ),
@@ -705,7 +705,7 @@ MECHANISMS = (
     Mechanism(
         "warm-basis",
         "Linear programs go on from the basis of the vertex before.",
-        (transport_lp._basis,),
+        (transport_lp._make_basis,),
         (Switch(transport_lp.transport, _anew, lambda given, named, result: len(given) > 5 and given[5] is not None),),
         ORACLE,
         True,
@@ -713,15 +713,15 @@ MECHANISMS = (
     Mechanism(
         "blurred-duals",
         "Potentials of a plan with a little entropy begin the first linear program of a model.",
-        (transport_lp.blurred_duals,),
-        (Switch((frank_wolfe, "blurred_duals"), same(3)),),
+        (transport_lp.estimate_duals,),
+        (Switch((frank_wolfe, "estimate_duals"), same(3)),),
         ORACLE,
         True,
     ),
     Mechanism(
         "assignments",
         "Linear programs between equal masses are assignments.",
-        (transport_lp.assignment,),
+        (transport_lp.solve_assignment,),
         (never((transport_lp, "equal_masses")),),
         ORACLE,
         True,
@@ -729,8 +729,8 @@ MECHANISMS = (
     Mechanism(
         "warm-assignments",
         "Assignments between dense graphs go on from the potentials of the last one.",
-        (assignment._best_near,),
-        (constant(assignment, "SMOOTHED", 10**9), seen(assignment._best_near)),
+        (assignment._best_permutation_from,),
+        (constant(assignment, "SMOOTHED", 10**9), seen(assignment._best_permutation_from)),
         ORACLE,
         True,
     ),
@@ -738,7 +738,7 @@ MECHANISMS = (
         "flows",
         "Linear programs of many points are flows of minimum cost.",
         (minimum_cost_flow,),
-        (never(factored_transport.by_flows),),
+        (never(factored_transport.uses_flows),),
         ORACLE,
         True,
         "vertices",
@@ -746,18 +746,24 @@ MECHANISMS = (
     Mechanism(
         "graded-models",
         "Total variation is approached through models that are more generous.",
-        (model_form.graded,),
-        (Switch(model_form.graded, lambda model, gain: [model], lambda given, named, result: len(result) > 1),),
+        (model_form.make_continuation_models,),
+        (
+            Switch(
+                model_form.make_continuation_models,
+                lambda model, gain: [model],
+                lambda given, named, result: len(result) > 1,
+            ),
+        ),
         EPSILON,
     ),
     Mechanism(
         "second-lead",
         "Semi-relaxed and total variation plans are also searched by a partial model.",
-        (model_form.searched_by,),
+        (model_form.make_search_models,),
         (
             Switch(
-                model_form.searched_by,
-                lambda model, found=model_form.searched_by: found(model)[:1],
+                model_form.make_search_models,
+                lambda model, found=model_form.make_search_models: found(model)[:1],
                 lambda given, named, result: len(result) > 1,
             ),
         ),
@@ -789,8 +795,8 @@ MECHANISMS = (
     Mechanism(
         "damping",
         "Steps between plans are halved where two plans are each other's answer.",
-        (fixed_point.Damped,),
-        (Switch(fixed_point.Damped.towards, _whole_step, lambda given, named, result: result.step < 1),),
+        (fixed_point.DampedStep,),
+        (Switch(fixed_point.DampedStep.step_towards, _whole_step, lambda given, named, result: result.step < 1),),
         ENTROPIC,
         True,
     ),
@@ -807,8 +813,8 @@ MECHANISMS = (
     Mechanism(
         "newton",
         "Newton's method solves the fixed point to a tolerance.",
-        (newton.refined, newton._cost),
-        (Switch(newton.refined, _fixed_point),),
+        (newton.refine_by_newton, newton._cost),
+        (Switch(newton.refine_by_newton, _fixed_point),),
         "solvers/newton.py",
         False,
         "gradients",

@@ -48,7 +48,7 @@ from torchgw.objective.permuted import ExactPermutations, FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.assignment import Cross
-from torchgw.solvers.low_rank import Factored
+from torchgw.solvers.low_rank import FactoredProblem
 
 Row = dict[str, Any]
 Array = np.ndarray
@@ -124,8 +124,8 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),
     (Cross, "__call__", _of_plans),
-    (Cross, "of_order", lambda _, order: (len(order), len(order))),
-    (Factored, "at", lambda problem, *_: (len(problem.p), len(problem.q))),
+    (Cross, "of_permutation", lambda _, order: (len(order), len(order))),
+    (FactoredProblem, "evaluate", lambda problem, *_: (len(problem.p), len(problem.q))),
 )
 """Owner and name of each method that evaluates a gradient, and the shape (..., N, K) of its plans by its arguments."""
 

@@ -46,7 +46,7 @@ def test_the_cross_covariance_has_the_value_of_every_plan(kind: str) -> None:
         DX, DY = (np.abs(D - D.mean()) for D in (DX, DY))
     p, q = random_masses(12, rng), random_masses(14, rng)
     cross = cross_of(DX, DY, p, q)
-    assert cross.concave == (kind != "mixed signs")
+    assert cross.is_concave == (kind != "mixed signs")
     assert cross.weights.shape == ((2, 3) if kind == "squares" else (11, 13))
     low, high = cross.ranges()
     for _ in range(5):
@@ -63,8 +63,8 @@ def test_factors_have_the_directions_of_their_distances() -> None:
     rng = np.random.default_rng(1)
     F, p = torch.from_numpy(rng.normal(size=(20, 4))), torch.from_numpy(random_masses(20, rng))
     signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
-    one = branch_and_bound.directions(FactoredDistances.of(F, signs, 1.0), p)
-    other = branch_and_bound.directions(stored(((F * signs) @ F.T).numpy()), p)
+    one = branch_and_bound.find_directions(FactoredDistances.of(F, signs, 1.0), p)
+    other = branch_and_bound.find_directions(stored(((F * signs) @ F.T).numpy()), p)
     np.testing.assert_allclose(one.values, other.values, atol=1e-10)
     np.testing.assert_allclose(one.linear, other.linear, atol=1e-10)
     np.testing.assert_allclose([one.mean, one.square], [other.mean, other.square], atol=1e-10)
@@ -76,13 +76,13 @@ def test_the_bound_of_every_box_is_below_the_plans_in_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     DX, DY, p, q = squares(9, 2, rng), squares(11, 1 + seed % 3, rng), random_masses(9, rng), random_masses(11, rng)
     cross = cross_of(DX, DY, p, q)
-    search = branch_and_bound._Search(cross, np.inf)
+    search = branch_and_bound._BoundSearch(cross, np.inf)
     for number in range(20):
         T = random_plan(p, q, rng)
         W = cross.covariance(csr_array(T / T.sum()))
         shift, width = rng.uniform(-1, 1, size=(2, *W.shape)) * rng.uniform(0.0, 0.1)
         low, high = W + shift - np.abs(shift) - np.abs(width), W + shift + np.abs(shift) + np.abs(width)
-        box = search.box(low, high, -np.inf, np.zeros(11), number, 0.0)
+        box = search.make_box(low, high, -np.inf, np.zeros(11), number, 0.0)
         assert box.lower <= gw_by_enumeration(DX, DY, T / T.sum()) + 1e-9
 
 

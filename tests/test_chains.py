@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchgw.solvers.assignment import AssignmentProblem
-from torchgw.solvers.chains import _edges, _Matching, chained
+from torchgw.solvers.chains import _edges, _Matching, improve_by_chains
 
 
 def sum_of(X: np.ndarray, Y: np.ndarray, order: np.ndarray) -> float:
@@ -36,10 +36,10 @@ def test_the_gain_of_an_exchange_is_the_difference_of_two_sums(seed: int) -> Non
 def test_the_sum_never_falls_and_the_matching_stays_one(seed: int) -> None:
     rng = np.random.default_rng(seed)
     X, Y, order = weighted(14, rng), weighted(14, rng), rng.permutation(14)
-    found = chained(X, Y, order)
+    found = improve_by_chains(X, Y, order)
     assert sorted(found.tolist()) == list(range(14))
     assert sum_of(X, Y, found) > sum_of(X, Y, order)
-    np.testing.assert_array_equal(chained(X, Y, found), found)
+    np.testing.assert_array_equal(improve_by_chains(X, Y, found), found)
 
 
 def test_a_branch_that_hangs_in_the_wrong_place_moves_as_a_whole() -> None:
@@ -61,11 +61,11 @@ def test_a_branch_that_hangs_in_the_wrong_place_moves_as_a_whole() -> None:
     Y[np.ix_(shuffle, shuffle)] = X
     wrong = shuffle[wrong]
     problem = AssignmentProblem.of(torch.from_numpy(X), torch.from_numpy(Y), True)
-    stuck = problem.exchanged(wrong)
+    stuck = problem.improve_by_exchanges(wrong)
     assert sum_of(X, Y, stuck) < X.sum()
-    assert sum_of(X, Y, chained(X, Y, wrong)) == X.sum()
+    assert sum_of(X, Y, improve_by_chains(X, Y, wrong)) == X.sum()
 
 
 def test_nothing_is_made_of_graphs_without_edges() -> None:
     order = np.random.default_rng(0).permutation(6)
-    np.testing.assert_array_equal(chained(np.zeros((6, 6)), np.zeros((6, 6)), order), order)
+    np.testing.assert_array_equal(improve_by_chains(np.zeros((6, 6)), np.zeros((6, 6)), order), order)

@@ -23,7 +23,13 @@ from torchgw.search.contest import Entrant, _Field
 from torchgw.search.subtrees import likeness
 from torchgw.search.views import VIEWS, Graph
 from torchgw.solvers import assignment
-from torchgw.solvers.assignment import AssignmentProblem, Cross, _best, _best_near, plan_of_order
+from torchgw.solvers.assignment import (
+    AssignmentProblem,
+    Cross,
+    _best_permutation,
+    _best_permutation_from,
+    plan_of_order,
+)
 from torchgw.solvers.warm_start import product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.types import Array
@@ -57,7 +63,7 @@ def test_exchanges_end_where_no_pair_of_matches_is_better_exchanged(symmetric: b
     def gained(order: Array) -> float:
         return float((X * Y[np.ix_(order, order)]).sum())
 
-    order = problem_of(X, Y).exchanged(np.arange(9))
+    order = problem_of(X, Y).improve_by_exchanges(np.arange(9))
     assert gained(order) > gained(np.arange(9))
     for r, s in itertools.combinations(range(9), 2):
         other = order.copy()
@@ -69,7 +75,7 @@ def test_an_optimum_between_equal_masses_is_a_plan_below_where_it_began() -> Non
     rng = np.random.default_rng(1)
     X, Y = (D + D.T for D in rng.normal(size=(2, 12, 12)))
     problem, product = problem_of(X, Y), torch.full((12, 12), 1 / 144, dtype=torch.float64)
-    plan, value = problem.optimum(product)
+    plan, value = problem.find_optimum(product)
     assert value < problem.value(product)
     assert value == pytest.approx(problem.value(plan))
     for axis in (0, 1):
@@ -90,14 +96,14 @@ def test_potentials_of_an_assignment_lead_to_the_next_one_as_well() -> None:
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 70, 3))
     G = x @ y.T
-    order, dual = _best_near(G, None)
-    assert G[np.arange(70), order].sum() == pytest.approx(G[np.arange(70), _best(G)].sum())
+    order, dual = _best_permutation_from(G, None)
+    assert G[np.arange(70), order].sum() == pytest.approx(G[np.arange(70), _best_permutation(G)].sum())
     other = G + 0.1 * rng.normal(size=G.shape)
-    order, dual = _best_near(other, dual)
-    assert other[np.arange(70), order].sum() == pytest.approx(other[np.arange(70), _best(other)].sum())
+    order, dual = _best_permutation_from(other, dual)
+    assert other[np.arange(70), order].sum() == pytest.approx(other[np.arange(70), _best_permutation(other)].sum())
     reduced = -other - dual
     assert (reduced[np.arange(70), order] - reduced.min(1)).max() < 1e-9
-    assert sorted(_best_near(np.ones((5, 5)), None)[0]) == list(range(5))
+    assert sorted(_best_permutation_from(np.ones((5, 5)), None)[0]) == list(range(5))
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -106,18 +112,22 @@ def test_one_product_gives_that_of_a_permutation(symmetric: bool) -> None:
     X, Y = rng.normal(size=(2, 9, 9))
     cross = problem_of(*((D + D.T if symmetric else D) for D in (X, Y))).cross
     order = rng.permutation(9)
-    torch.testing.assert_close(cross.of_order(order), cross(plan_of_order(order)))
+    torch.testing.assert_close(cross.of_permutation(order), cross(plan_of_order(order)))
 
 
 def test_dense_graphs_of_some_size_descend_as_small_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     X, Y = (D + D.T for D in rng.normal(size=(2, 40, 40)))
     problem, plan = problem_of(X, Y), torch.full((40, 40), 1 / 1600, dtype=torch.float64)
-    expected = problem.value(problem.descended(plan))
+    expected = problem.value(problem.descend(plan))
     monkeypatch.setattr(assignment, "SMOOTHED", 10)
     asked: list[bool] = []
-    monkeypatch.setattr(assignment, "_best_near", lambda G, dual: asked.append(dual is None) or _best_near(G, dual))
-    assert problem.value(problem.descended(plan)) == pytest.approx(expected)
+    monkeypatch.setattr(
+        assignment,
+        "_best_permutation_from",
+        lambda G, dual: asked.append(dual is None) or _best_permutation_from(G, dual),
+    )
+    assert problem.value(problem.descend(plan)) == pytest.approx(expected)
     assert asked[0]
     assert not any(asked[1:])
 

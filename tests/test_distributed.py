@@ -56,7 +56,7 @@ def test_ranks_solve_every_model_as_one_process_does(case: str, tmp_path: Path) 
         agree(found, by_one(name))
 
 
-@pytest.mark.skipif(not factored_transport.available(), reason="OR-tools is not installed")
+@pytest.mark.skipif(not factored_transport.has_ortools(), reason="OR-tools is not installed")
 def test_many_points_without_entropy_are_levels_of_flows(tmp_path: Path) -> None:
     known = with_levels(alone, given=LEVELS)
     for found in run_ranks("levels", 2, tmp_path):

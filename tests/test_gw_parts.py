@@ -29,7 +29,7 @@ from torchgw.objective.model import mean_cost
 from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
 from torchgw.objective.value import exact_objective, is_affordable, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.sampled import Plateau, observe, stopping_status
+from torchgw.solvers.sampled import Plateau, stopping_status, update_plateau
 
 
 def dense(cost: FactoredCost) -> torch.Tensor:
@@ -179,11 +179,11 @@ def test_a_falling_cost_is_never_stale_and_a_flat_one_is() -> None:
     options = StoppingOptions(min_iter=4, patience=3)
     falling = Plateau()
     for i in range(50):
-        falling = observe(falling, 0.9**i, options)
+        falling = update_plateau(falling, 0.9**i, options)
     assert falling.stale == 0
     flat = Plateau()
     for _ in range(4):
-        flat = observe(flat, 1.0, options)
+        flat = update_plateau(flat, 1.0, options)
     assert flat.stale == 3
     assert stopping_status(4, flat, 1.0, options) is Status.PLATEAU
     assert stopping_status(3, flat, 1.0, options) is None
@@ -191,19 +191,19 @@ def test_a_falling_cost_is_never_stale_and_a_flat_one_is() -> None:
 
 def test_the_average_weighs_the_newest_cost_by_a_fifth() -> None:
     options = StoppingOptions()
-    assert observe(observe(Plateau(), 1.0, options), 2.0, options).average == pytest.approx(1.2)
+    assert update_plateau(update_plateau(Plateau(), 1.0, options), 2.0, options).average == pytest.approx(1.2)
 
 
 def test_noise_around_a_level_ends_the_loop_and_half_a_percent_counts_as_progress() -> None:
     options = StoppingOptions(min_iter=0)
     assert options.checks_without_progress == 20
     assert StoppingOptions(min_iter=100).checks_without_progress == 50
-    assert observe(Plateau(1.0, 1.0, 7), 1.0 - 5 * 0.0051, options).stale == 0
-    assert observe(Plateau(1.0, 1.0, 7), 1.0 - 5 * 0.0049, options).stale == 8
+    assert update_plateau(Plateau(1.0, 1.0, 7), 1.0 - 5 * 0.0051, options).stale == 0
+    assert update_plateau(Plateau(1.0, 1.0, 7), 1.0 - 5 * 0.0049, options).stale == 8
     rng = np.random.default_rng(0)
     state, checks = Plateau(), 0
     while stopping_status(checks, state, 1.0, options) is None:
-        state, checks = observe(state, 1.0 + 0.1 * rng.normal(), options), checks + 1
+        state, checks = update_plateau(state, 1.0 + 0.1 * rng.normal(), options), checks + 1
     assert checks < 200
 
 

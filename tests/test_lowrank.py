@@ -20,7 +20,7 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.low_rank import LowRankFactors, project, round_factors
-from torchgw.solvers.low_rank import Factored, group_cells, solve_low_rank, warm_factors
+from torchgw.solvers.low_rank import FactoredProblem, group_cells, solve_low_rank, warm_factors
 from torchgw.solvers.solution import Solution
 from torchgw.spaces import EuclideanDistances
 from torchgw.spaces.quantisation import choose_landmarks
@@ -110,7 +110,10 @@ def solve(
     chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
     starts = (spread_start(spaces, p, q, rank, seed) for seed in range(n_starts))
     return min(
-        (solve_low_rank(Factored.of(*spaces, p, q, epsilon), chosen, generator(), start=start) for start in starts),
+        (
+            solve_low_rank(FactoredProblem.of(*spaces, p, q, epsilon), chosen, generator(), start=start)
+            for start in starts
+        ),
         key=lambda done: done.energy,
     )
 
@@ -214,9 +217,9 @@ def test_value_and_gradient_are_those_of_the_four_index_sum() -> None:
     """The value exactly; the gradient, by differentiation, up to what the constraints do not see."""
     spaces = squared_spaces(12, 15, 0)
     p, q = masses(12, 1), masses(15, 2)
-    problem = Factored.of(*spaces, p, q, epsilon=0.02)
+    problem = FactoredProblem.of(*spaces, p, q, epsilon=0.02)
     factors = feasible_factors(p, q, 4, 5, sharpness=2.0)
-    point = problem.at(factors)
+    point = problem.evaluate(factors)
     DX, DY = (matrix(space) for space in spaces)
     plan = LowRankCoupling(*factors).to_dense().numpy()
     assert point.value == pytest.approx(gw_by_enumeration(DX, DY, plan), rel=1e-12)
@@ -225,14 +228,14 @@ def test_value_and_gradient_are_those_of_the_four_index_sum() -> None:
     leaves = [side.clone().requires_grad_() for side in factors]
     T = (leaves[0] / leaves[2]) @ leaves[1].T
     (torch.from_numpy(linearised_cost(DX, DY, plan)) * T).sum().backward()
-    wanted = problem.reduced(LowRankFactors(*(leaf.grad for leaf in leaves)))  # type: ignore[arg-type]
-    for found, expected in zip(problem.reduced(point.gradient), wanted, strict=True):
+    wanted = problem.remove_null_terms(LowRankFactors(*(leaf.grad for leaf in leaves)))  # type: ignore[arg-type]
+    for found, expected in zip(problem.remove_null_terms(point.gradient), wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     other = feasible_factors(p, q, 4, 6)
-    for gradient in (point.gradient, problem.reduced(point.gradient)):
+    for gradient in (point.gradient, problem.remove_null_terms(point.gradient)):
         slope = sum(float((side * (x - y)).sum()) for side, x, y in zip(gradient, other, factors, strict=True))
         steps = [LowRankFactors(*(x + t * (y - x) for x, y in zip(factors, other, strict=True))) for t in (1e-5, -1e-5)]
-        change = (problem.at(steps[0]).value - problem.at(steps[1]).value) / 4e-5
+        change = (problem.evaluate(steps[0]).value - problem.evaluate(steps[1]).value) / 4e-5
         assert slope == pytest.approx(change, rel=1e-5)
 
 
@@ -356,8 +359,8 @@ def test_equal_components_are_left_behind() -> None:
     spaces = squared_spaces(40, 40, 7)
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
-    product = Factored.of(*spaces, p, p, 0.0).at(alike).value
-    done = solve_low_rank(Factored.of(*spaces, p, p, 0.0), LowRankOptions(rank=5), generator(), start=alike)
+    product = FactoredProblem.of(*spaces, p, p, 0.0).evaluate(alike).value
+    done = solve_low_rank(FactoredProblem.of(*spaces, p, p, 0.0), LowRankOptions(rank=5), generator(), start=alike)
     assert done.energy < 0.3 * product
 
 
@@ -379,7 +382,7 @@ def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
         assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell]]
-    done = solve_low_rank(Factored.of(source, target, p, q, 0.0), options, generator(), start=start)
+    done = solve_low_rank(FactoredProblem.of(source, target, p, q, 0.0), options, generator(), start=start)
     assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 

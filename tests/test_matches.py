@@ -23,7 +23,7 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import all_tiles
 from torchgw.results.matches import Matched
-from torchgw.solvers.one_to_one import _factored, assign, auction, potentials
+from torchgw.solvers.one_to_one import _make_factored_plan, assign, auction, compute_potentials
 from torchgw.types import Array
 from torchgw.views.matches import matches_of
 
@@ -199,7 +199,7 @@ def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
         row = np.flatnonzero(mate >= 0)
         assert len(np.unique(mate[row])) == len(row)
         np.testing.assert_allclose(plan[row, mate[row]].sum(), best, rtol=1e-9)
-        for one, other in ((u, v), potentials(csr_array(plan), mate)):
+        for one, other in ((u, v), compute_potentials(csr_array(plan), mate)):
             np.testing.assert_allclose(one.sum() + other.sum(), best, rtol=1e-9)
             assert (one[:, None] + other + 1e-9 >= plan).all()
             assert min(one.min(), other.min()) >= 0
@@ -209,7 +209,7 @@ def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
 def test_no_entry_is_above_the_bound_of_its_tile(kind: str) -> None:
     coupling = KINDS[kind](130, 70)
     for one in (coupling, coupling.transpose()):
-        plan = _factored(one)
+        plan = _make_factored_plan(one)
         assert plan is not None
         ordered, bounds = one.to_dense()[plan.row_order][:, plan.column_order], plan.bounds()
         size = plan.size

@@ -294,9 +294,11 @@ def test_pairs_are_the_same_without_bindings_of_linear_programs(
     found: PairwiseResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    by_linprog = transport_lp._by_linprog
-    monkeypatch.setattr(transport_lp, "_bindings", lambda: None)
-    monkeypatch.setattr(transport_lp, "_by_linprog", lambda *given: (seen.append(len(given[0])), by_linprog(*given))[1])
+    by_linprog = transport_lp._solve_by_linprog
+    monkeypatch.setattr(transport_lp, "_load_bindings", lambda: None)
+    monkeypatch.setattr(
+        transport_lp, "_solve_by_linprog", lambda *given: (seen.append(len(given[0])), by_linprog(*given))[1]
+    )
     np.testing.assert_allclose(pairwise(CLOUDS).values, found.values, rtol=1e-9)
     assert seen
 

@@ -52,7 +52,7 @@ def test_what_would_run_is_what_runs() -> None:
 
 
 def test_where_nothing_would_run_the_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factored_transport, "available", lambda: False)
+    monkeypatch.setattr(factored_transport, "has_ortools", lambda: False)
     found = estimate(30_000, 30_000, epsilon=0)
     assert "pip install ortools" in found["streaming"].against
     assert found.chosen == ""

@@ -25,8 +25,8 @@ from torchgw.solvers import frank_wolfe as solver
 from torchgw.solvers import transport_lp
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.permutations import permute
-from torchgw.solvers.transport_lp import TransportError, Vertex, blurred_duals, transport
+from torchgw.solvers.permutations import descend_permutations
+from torchgw.solvers.transport_lp import TransportError, Vertex, estimate_duals, transport
 from torchgw.spaces import PrecomputedDistances
 
 
@@ -145,7 +145,7 @@ def test_potentials_from_nothing_leave_few_entries_to_be_priced_in(far: bool, mo
     best = float(transport(C, p, q, [nothing]).plan.multiply(C).sum())
     rounds, size = len(taken), max(taken)
     taken.clear()
-    duals = blurred_duals(torch.from_numpy(C), p, q, nothing)
+    duals = estimate_duals(torch.from_numpy(C), p, q, nothing)
     assert float(transport(C, p, q, [duals]).plan.multiply(C).sum()) == pytest.approx(best, rel=1e-9)
     assert len(taken) <= rounds
     assert max(taken) < size
@@ -163,7 +163,7 @@ def test_a_basis_is_gone_on_from_where_costs_are_tied() -> None:
 
 
 def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, took = transport_lp._bindings(), []
+    core, took = transport_lp._load_bindings(), []
     if core is None:
         pytest.skip("HiGHS does not tell its basis here")
     solver = core._Highs
@@ -186,9 +186,9 @@ def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monk
 def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(7)
     C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    assert transport_lp._bindings() is not None
+    assert transport_lp._load_bindings() is not None
     direct = transport(C, p, q, [np.zeros(41)])
-    monkeypatch.setattr(transport_lp, "_bindings", lambda: None)
+    monkeypatch.setattr(transport_lp, "_load_bindings", lambda: None)
     public = transport(C, p, q, [np.zeros(41)])
     np.testing.assert_allclose(direct.plan.toarray(), public.plan.toarray(), atol=1e-12)
 
@@ -198,7 +198,7 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
     rng = np.random.default_rng(4)
     p, q = random_masses(9, rng), random_masses(12, rng)
     row, column, mass = monotone_coupling(p, q)
-    plan = transport_lp.summing_up(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
+    plan = transport_lp.repair_marginals(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
     np.testing.assert_allclose(plan.sum(1), p, rtol=0, atol=1e-16)
     np.testing.assert_allclose(plan.sum(0), q, rtol=0, atol=1e-16)
     assert plan.data.min() > 0
@@ -208,7 +208,7 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
 
 def test_bindings_that_do_not_work_as_expected_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport_lp, "BINDINGS", ("torchgw.no_such_module", "math"))
-    assert transport_lp._bindings.__wrapped__() is None
+    assert transport_lp._load_bindings.__wrapped__() is None
 
 
 def test_transport_of_equal_masses_is_an_assignment() -> None:
@@ -385,7 +385,7 @@ def test_permutations_end_where_none_is_better_to_first_order(led: bool) -> None
     found, D, E = permuted(120, led)
     dual, history = torch.zeros(120, dtype=torch.float64), History()
     start = torch.randperm(120, generator=torch.Generator().manual_seed(2))
-    end, status = permute(found, start, dual, Loop(Watch(), history, 100, 1e-9))
+    end, status = descend_permutations(found, start, dual, Loop(Watch(), history, 100, 1e-9))
     assert status is Status.STATIONARY
     assert end.whole
     assert history.cost == sorted(history.cost, reverse=True)
@@ -406,7 +406,7 @@ def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
     signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
     convex = FactoredPermutations((F, signs), (F, -signs), p, p)
     start, dual = torch.arange(n), torch.zeros(n, dtype=torch.float64)
-    end, status = permute(convex, start, dual, Loop(Watch(), History(), 100, 1e-9, -1e9))
+    end, status = descend_permutations(convex, start, dual, Loop(Watch(), History(), 100, 1e-9, -1e9))
     assert status is Status.SETTLED
     assert not end.whole
     torch.testing.assert_close(end.cost, convex.cost_of(end.match), rtol=0, atol=1e-12)

@@ -28,7 +28,7 @@ from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces import PrecomputedDistances
 from torchgw.strategies import sharp
 
@@ -83,17 +83,17 @@ def test_the_form_is_the_objective_and_self_adjoint(name: str, more: dict[str, A
     p, q = (torch.from_numpy(random_masses(m, rng) * (1.4 if "partial" in name else 1.0)) for m in (7, 9))
     model = Model(p, q, 0.0, **more)
     form = form_of(model, DX, DY)
-    plans = [form.entered(torch.from_numpy(rng.exponential(size=(7, 9)) ** 2)) for _ in range(2)]
+    plans = [form.extend(torch.from_numpy(rng.exponential(size=(7, 9)) ** 2)) for _ in range(2)]
     ends = form.masses
     for plan in plans:
         torch.testing.assert_close(plan.sum(1), ends[0])
-        if not form.free:
+        if not form.has_free_side:
             torch.testing.assert_close(plan.sum(0), ends[1])
     costs = [form(DenseCoupling(plan), ends[0]).rows(slice(None)) for plan in plans]
     loss = "kl" if model.loss is not LOSSES["square"] else "square"
     M = None if model.cost is None else model.cost.rows(slice(None)).numpy()
     for plan, cost in zip(plans, costs, strict=True):
-        T = form.left(plan).numpy()
+        T = form.restrict(plan).numpy()
         problem = oracle.Problem(DX, DY, T.sum(1), T.sum(0), 0.0, model.alpha, M, loss=loss)
         parts = T.ravel() @ oracle.pair_costs(problem) @ T.ravel() * model.alpha
         parts += 0.0 if M is None else model.beta * (M * T).sum()
@@ -111,12 +111,12 @@ def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[s
     matching = MatchingGradient.of(exact)
     assert matching is not None
     form, ways = ModelForm(Model(p, q, 0.0, **more), matching), []
-    plan = form.entered(torch.from_numpy(rng.exponential(size=(40, 44))))
+    plan = form.extend(torch.from_numpy(rng.exponential(size=(40, 44))))
     for step in range(4):  # the first vertex differs from the plan everywhere, others from the one before in few rows
         cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
         lower = torch.where(plan > 0, -1.0, 1.0) if step else cost.clone()
         lower[step : step + 1] = torch.from_numpy(rng.normal(size=(1, cost.shape[1])))
-        vertex, _, _ = form.plans(True).vertex(lower, (torch.zeros_like(form.masses[1]),), True, None)
+        vertex, _, _ = form.make_polytope(True).vertex(lower, (torch.zeros_like(form.masses[1]),), True, None)
         ahead = form(vertex, form.masses[0]).rows(slice(None))
         change = form.change(vertex, plan, cost)
         apart = ahead - cost - change
@@ -124,14 +124,14 @@ def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[s
             assert float(cost[-1, -1] + change[-1, -1]) > float(ahead[:-1, :-1].max())
             apart[-1, -1] = 0.0
         assert float(apart.abs().max()) <= 1e-13
-        ways.append(matching.cross(_sparse(form, vertex), form.left(plan)))
+        ways.append(matching.cross(_sparse(form, vertex), form.restrict(plan)))
         plan = vertex.to_dense()
     assert any(way is not None for way in ways)
 
 
 def _sparse(form: ModelForm, vertex: SparseCoupling) -> SparseCoupling:
     """The plan that one of the form's stands for."""
-    return SparseCoupling.of(csr_array(form.left(vertex.to_dense()).numpy()), vertex.device)
+    return SparseCoupling.of(csr_array(form.restrict(vertex.to_dense()).numpy()), vertex.device)
 
 
 @pytest.mark.parametrize(("name", "more"), list(models()))
@@ -141,9 +141,9 @@ def test_vertices_are_the_best_of_their_polytope(name: str, more: dict[str, Any]
     p[3] = 0.0
     p /= p.sum() / (1.4 if "partial" in name else 1.0)
     form = form_of(Model(p, q, 0.0, **more), DX, DY)
-    plan = form.entered(torch.from_numpy(rng.exponential(size=(7, 9))))
+    plan = form.extend(torch.from_numpy(rng.exponential(size=(7, 9))))
     cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
-    plans = form.plans(True)
+    plans = form.make_polytope(True)
     vertex, dual, _ = plans.vertex(cost, (torch.zeros_like(form.masses[1]),), True, None)
     assert isinstance(vertex, SparseCoupling)
     bound, _ = plans.bound(cost, dual)
@@ -151,7 +151,7 @@ def test_vertices_are_the_best_of_their_polytope(name: str, more: dict[str, Any]
     assert lowest == pytest.approx(float(bound), abs=1e-9)
     assert lowest <= float((cost * plan).sum())
     torch.testing.assert_close(vertex.marginal(1), form.masses[0])
-    stands = form.left(vertex.to_dense())
+    stands = form.restrict(vertex.to_dense())
     if "varied" not in name:
         assert float(stands.sum()) == pytest.approx(1.0)
     if "partial" in name:
@@ -410,7 +410,7 @@ def test_a_partial_plan_is_entered_as_it_is() -> None:
     mass = torch.full((3,), 0.25, dtype=torch.float64)
     form = form_of(Model(mass, mass, 0.0, marginals=Partial(0.5)), DX, DY)
     T = torch.diag(torch.tensor([0.25, 0.05, 0.20], dtype=torch.float64))
-    torch.testing.assert_close(form.left(form.entered(4.0 * T)), T)
+    torch.testing.assert_close(form.restrict(form.extend(4.0 * T)), T)
 
 
 @pytest.mark.slow
@@ -596,13 +596,14 @@ def test_potentials_that_are_far_off_stand_for_plans_with_the_masses(marginals: 
     p[2] = q[5] = 0.0
     cost = FactoredCost.squared_distance(*(torch.from_numpy(rng.normal(size=(n, 2))) for n in (6, 8)))
     far = (torch.from_numpy(rng.normal(size=n) * 1e3) + side.log2() for n, side in ((6, p), (8, q)))
-    start = Start(cost, *far, 1e-3)
+    start = WarmStart(cost, *far, 1e-3)
     axis = 0 if marginals.weights[0] < np.inf else 1
-    plan, mass = start.stored(Model(p, q, 0.0, marginals=marginals)), (q, p)[axis]
+    plan, mass = start.dense_plan(Model(p, q, 0.0, marginals=marginals)), (q, p)[axis]
     assert bool(torch.isfinite(plan).all())
     torch.testing.assert_close(plan.sum(axis), mass)
     near = replace(start, f=p.log2(), g=q.log2(), epsilon=10.0)
     plan = near.coupling().to_dense()
     torch.testing.assert_close(
-        near.stored(Model(p, q, 0.0, marginals=marginals)), plan * (mass / plan.sum(axis)).nan_to_num().unsqueeze(axis)
+        near.dense_plan(Model(p, q, 0.0, marginals=marginals)),
+        plan * (mass / plan.sum(axis)).nan_to_num().unsqueeze(axis),
     )

@@ -212,7 +212,7 @@ def test_a_higher_sharp_end_is_not_taken(first: str, monkeypatch: pytest.MonkeyP
 def test_a_plan_below_the_first_permutation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditional gradients from a given plan never end above it."""
     worst = np.roll(np.arange(30), 7)
-    monkeypatch.setattr(sharp, "assignment", lambda cost, dual, out: (worst, np.zeros(30)))
+    monkeypatch.setattr(sharp, "solve_assignment", lambda cost, dual, out: (worst, np.zeros(30)))
     X, Y, match = cloud(30, 2, noise=0.05)
     init = np.zeros((30, 30))
     init[np.arange(30), match] = 1 / 30

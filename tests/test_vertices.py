@@ -25,11 +25,11 @@ from torchgw.request import limits
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers import factored_transport as solver
 from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
-from torchgw.solvers.factored_descent import Vertex, descend_between_factors
-from torchgw.solvers.factored_transport import corner, factored_transport, priced
+from torchgw.solvers.factored_descent import VertexStart, descend_between_factors
+from torchgw.solvers.factored_transport import factored_transport, north_west_corner, price_out
 from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.minimum_cost_flow import _integers as integers
+from torchgw.solvers.minimum_cost_flow import _to_integers as integers
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
 from torchgw.solvers.pricing import TILE, Order, PricedCost, _RowRun, union
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
@@ -94,18 +94,18 @@ def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
     C, dual = cost.rows(slice(None)), torch.from_numpy(rng.normal(size=k))
     ordered, off = PricedCost.of(cost, Order.of(cost)), torch.from_numpy(rng.normal(size=n))
     row_dual = c_transform(cost, dual, torch.ones(k))
-    found, nearest = ordered.transform(row_dual + off, dual)
+    found, nearest = ordered.c_transform(row_dual + off, dual)
     torch.testing.assert_close(found, row_dual, rtol=1e-12, atol=1e-12)
     assert torch.equal(nearest, (C - dual).argmin(1))
     reduced = C - row_dual[:, None] - dual
     limit = float(reduced.quantile(0.02))
     expected = np.flatnonzero((reduced <= limit).numpy().ravel())
-    assert set(expected) <= set(ordered.below(row_dual, dual, limit + 1e-12))
-    assert len(ordered.below(row_dual, dual, -1e-9)) == 0
-    cheap = ordered.cheap(row_dual + off, dual)
+    assert set(expected) <= set(ordered.entries_below(row_dual, dual, limit + 1e-12))
+    assert len(ordered.entries_below(row_dual, dual, -1e-9)) == 0
+    cheap = ordered.cheapest_entries(row_dual + off, dual)
     assert (np.diff(cheap) > 0).all()
     assert set(cheap // k) == set(range(n)), "each row has its cheapest entry"
-    np.testing.assert_allclose(ordered.at(cheap, dual), (C - dual).numpy().ravel()[cheap], atol=1e-12)
+    np.testing.assert_allclose(ordered.costs_at(cheap, dual), (C - dual).numpy().ravel()[cheap], atol=1e-12)
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -121,17 +121,17 @@ def test_runs_of_tiles_leave_out_nothing_either(stored: bool, monkeypatch: pytes
     looked, costs = [], _RowRun.costs
     monkeypatch.setattr(_RowRun, "costs", lambda run, tile, kept: looked.append(len(kept)) or costs(run, tile, kept))
     least = (C - dual).amin(1)
-    found, nearest = PricedCost.of(cost, order).transform(least + torch.from_numpy(rng.normal(size=n)), dual)
+    found, nearest = PricedCost.of(cost, order).c_transform(least + torch.from_numpy(rng.normal(size=n)), dual)
     torch.testing.assert_close(found, least, rtol=1e-12, atol=1e-12)
     assert torch.equal(nearest, (C - dual).argmin(1))
     assert sum(looked) < 0.5 * (n // TILE) * (k // TILE)
     ordered = PricedCost.of(cost, order)
     expected = np.flatnonzero((C - least[:, None] - dual <= 1e-3).numpy().ravel())
-    assert set(expected) <= set(ordered.below(least, dual, 1e-3))
-    assert len(ordered.below(least - 1.0, dual, -1.0)) == 0
-    cheap = ordered.cheap(least + torch.from_numpy(rng.normal(size=n)), dual)
+    assert set(expected) <= set(ordered.entries_below(least, dual, 1e-3))
+    assert len(ordered.entries_below(least - 1.0, dual, -1.0)) == 0
+    cheap = ordered.cheapest_entries(least + torch.from_numpy(rng.normal(size=n)), dual)
     assert set(cheap // k) == set(range(n))
-    assert np.array_equal(cheap, ordered.cheap(least, dual)), "whatever row potentials are given"
+    assert np.array_equal(cheap, ordered.cheapest_entries(least, dual)), "whatever row potentials are given"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -145,7 +145,7 @@ def test_bounds_allow_for_the_rounding_of_what_cancels(seed: int) -> None:
     dual = torch.from_numpy(rng.normal(size=k) * 1e-4)
     least = (cost.rows(slice(None)) - dual).amin(1)
     rough = least + torch.from_numpy(rng.normal(size=n) * 1e-4)
-    found, nearest = PricedCost.of(cost, Order(torch.arange(n), torch.arange(k))).transform(rough, dual)
+    found, nearest = PricedCost.of(cost, Order(torch.arange(n), torch.arange(k))).c_transform(rough, dual)
     torch.testing.assert_close(found, least, rtol=0, atol=1e-12)
     assert (nearest == dual.argmax()).all()
 
@@ -160,7 +160,7 @@ def test_a_union_of_positions_is_ascending_and_has_each_once() -> None:
 def test_many_entries_as_cheap_are_not_all_taken() -> None:
     zeros = [torch.zeros(shape, dtype=torch.float64) for shape in ((500,), (400,), (500, 2), (400, 2))]
     ordered = PricedCost.of(FactoredCost(*zeros), Order.of(FactoredCost(*zeros)))
-    assert len(ordered.cheap(zeros[0], zeros[1])) <= 9 * 6 * 500
+    assert len(ordered.cheapest_entries(zeros[0], zeros[1])) <= 9 * 6 * 500
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -170,8 +170,8 @@ def test_a_priced_vertex_is_the_optimum_of_all_entries(linear_problems: str, equ
         cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, equal)
         order, start = Order.of(cost), torch.zeros(k, dtype=torch.float64)
         ordered = PricedCost.of(cost, order)
-        entries = corner(order, torch.from_numpy(rng.integers(n, size=k)), p, q)
-        found = priced(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+        entries = north_west_corner(order, torch.from_numpy(rng.integers(n, size=k)), p, q)
+        found = price_out(ordered, p, q, factored_transport(ordered, p, q, start, entries))
         C = cost.rows(slice(None)).numpy()
         best = transport(C, p.numpy(), q.numpy(), [np.zeros(k)]).plan
         value = float((found.plan.toarray() * C).sum())
@@ -193,7 +193,7 @@ def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: st
     plan = torch.outer(p, q) * torch.from_numpy(rng.uniform(0.5, 1.5, size=(90, 110)))
     cost, dual = gradient(DenseCoupling(plan), p), torch.zeros(110, dtype=torch.float64)
     order = Order.of(cost)
-    start = Vertex(cost, (c_transform(cost, dual, q), dual), corner(order, plan.argmax(0), p, q))
+    start = VertexStart(cost, (c_transform(cost, dual, q), dual), north_west_corner(order, plan.argmax(0), p, q))
     end, _ = descend_between_factors(gradient, start, order, p, q, Loop(Watch(), History(), 100, 1e-6, 1e-15))
     loop = Loop(Watch(), History(), 100, 1e-6, 1e-15)
     other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, TransportPlans(p, q), loop)
@@ -284,10 +284,13 @@ def test_flows_of_masses_that_integers_hardly_hold(kind: str, monkeypatch: pytes
     sides = torch.from_numpy(p), torch.from_numpy(q)
     order, start = Order.of(cost), torch.zeros(k, dtype=torch.float64)
     ordered, ends = PricedCost.of(cost, order), []
-    entries = np.union1d(corner(order, torch.zeros(k, dtype=torch.int64), *sides), ordered.cheap(sides[0] * 0, start))
+    entries = np.union1d(
+        north_west_corner(order, torch.zeros(k, dtype=torch.int64), *sides),
+        ordered.cheapest_entries(sides[0] * 0, start),
+    )
     for most in (0, 10**9):
         monkeypatch.setattr(solver, "MOST_MASSES", most)
-        found = priced(ordered, *sides, factored_transport(ordered, *sides, start, entries))
+        found = price_out(ordered, *sides, factored_transport(ordered, *sides, start, entries))
         assert np.abs(found.plan.sum(1) - p).max() < 1e-15
         assert np.abs(found.plan.sum(0) - q).max() < 1e-15
         ends.append(float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()))
@@ -300,8 +303,8 @@ def test_sides_of_very_different_sizes(linear_problems: str) -> None:
         cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, True)
         order = Order.of(cost)
         ordered, start = PricedCost.of(cost, order), torch.zeros(k, dtype=torch.float64)
-        entries = corner(order, torch.zeros(k, dtype=torch.int64), p, q)
-        found = priced(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+        entries = north_west_corner(order, torch.zeros(k, dtype=torch.int64), p, q)
+        found = price_out(ordered, p, q, factored_transport(ordered, p, q, start, entries))
         C = cost.rows(slice(None)).numpy()
         best = transport(C, p.numpy(), q.numpy(), [np.zeros(k)]).plan
         assert float((found.plan.toarray() * C).sum()) == pytest.approx(float((best.toarray() * C).sum()), abs=1e-7)
@@ -313,8 +316,8 @@ def test_costs_that_are_all_alike_are_priced(linear_problems: str) -> None:
     cost = FactoredCost(cost.a, cost.b, cost.U * 0, cost.V * 0)
     order, start = Order.of(cost), torch.zeros(300, dtype=torch.float64)
     ordered = PricedCost.of(cost, order)
-    entries = corner(order, torch.zeros(300, dtype=torch.int64), p, q)
-    found = priced(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+    entries = north_west_corner(order, torch.zeros(300, dtype=torch.int64), p, q)
+    found = price_out(ordered, p, q, factored_transport(ordered, p, q, start, entries))
     expected = float(cost.a @ p + cost.b @ q)
     assert float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()) == pytest.approx(expected, abs=1e-12)
 
@@ -386,7 +389,7 @@ def test_distances_without_factors_do_not_stream_without_entropy() -> None:
 
 def test_what_is_not_installed_is_said_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
     X = make_spiral(80)[0]
-    monkeypatch.setattr(solver, "available", lambda: False)
+    monkeypatch.setattr(solver, "has_ortools", lambda: False)
     monkeypatch.setattr(solver, "MOST_MASSES", 100)
     with pytest.raises(ImportError, match="pip install ortools"):
         gw_align(X, X, epsilon=0, options=STREAMING)

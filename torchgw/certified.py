@@ -23,7 +23,7 @@ from torchgw.request.request import build_problem
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import collecting_warnings, warn_caller
-from torchgw.solvers.branch_and_bound import CrossCovariance, globally_bounded
+from torchgw.solvers.branch_and_bound import CrossCovariance, bound_globally
 from torchgw.solvers.third_bound import third_bound
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import make_providers
@@ -116,8 +116,8 @@ def gw_certify(
         return result
     scale = between.mass**2  # bounds are of plans of mass one
     lower, cross = max(result.certificate.lower_bound, scale * between.third_bound()), between.cross_covariance()
-    if cross is not None and lower < (1 - gap) * result.value and not cross.settled(result.value / scale):
-        bound = globally_bounded(cross, result.value / scale, gap, seconds)
+    if cross is not None and lower < (1 - gap) * result.value and not cross.is_negligible(result.value / scale):
+        bound = bound_globally(cross, result.value / scale, gap, seconds)
         logger.info("global bound %.6g of %.6g after %d linear problems", bound.lower, bound.value, bound.solved)
         lower = max(lower, scale * bound.lower)
         if bound.plan is not None and scale * bound.value < (1 - LOWER) * result.value:
@@ -179,7 +179,7 @@ class _Between(NamedTuple):
         """Where the value is concave, and it has few entries or few permutations are to be tried."""
         cross = CrossCovariance.of(*self.spaces, *self.masses)
         few = 0 < cross.weights.size <= MOST_DIRECTIONS
-        return cross if cross.concave and (few or cross.enumerable) else None
+        return cross if cross.is_concave and (few or cross.is_enumerable) else None
 
     def pad(self, plan: csr_array) -> Array:
         """A plan of points with mass with zeros for all others, (N, K)."""

@@ -29,7 +29,7 @@ from torchgw.request.limits import (
 )
 from torchgw.runtime.keywords import returned
 from torchgw.runtime.surroundings import undisturbed
-from torchgw.solvers.factored_transport import finds_vertices
+from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.spaces.device_neighbours import build_bytes
 from torchgw.types import AUTO, Epsilon
 
@@ -202,7 +202,7 @@ def why_not(
     dense = against_dense(n, k, epsilon, options, device)
     if strategy == "dense":
         return dense
-    if epsilon == 0 and not finds_vertices(n, k):
+    if epsilon == 0 and not has_vertex_solver(n, k):
         return "OR-tools, which solves its linear programs without entropy, is not installed (pip install ortools)"
     return None if dense else cheap
 

@@ -26,7 +26,7 @@ from torchgw.objective.sampled import Anchors, refresh
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.sampled import Plateau, observe, stopping_status
+from torchgw.solvers.sampled import Plateau, stopping_status, update_plateau
 from torchgw.types import DistanceProvider
 
 N_ANCHORS, STEP = 80, 0.5
@@ -125,7 +125,7 @@ def solve(
         fresh = work.pairs(score, f, g, p, generator, rng)
         if switches.early_stop and iteration % every == 0:
             seen = (U[fresh.rows] - V[fresh.columns]).square().sum(1).mean()
-            plateau = observe(plateau, float(seen), stopping)
+            plateau = update_plateau(plateau, float(seen), stopping)
             if stopping_status(iteration, plateau, float("inf"), stopping) is not None:
                 return Found(score, f, g, iteration, n_inner)
         if iteration == max_iter:

@@ -17,7 +17,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import PlanSensitivity
 from torchgw.solvers.newton import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.types import DistanceProvider
 
 
@@ -59,7 +59,7 @@ def solution_of(
     outcome: CertifiedSolution, model: Model, spaces: tuple[DistanceProvider, DistanceProvider], dtype: torch.dtype
 ) -> StationaryPlan:
     """Of an outcome that kept its last cost and potentials; the plan is stored where the outcome's is."""
-    end, device = outcome.end, model.p.device
+    end, device = outcome.warm_start, model.p.device
     assert end is not None
     assert end.cost is not None
     plan: BlockCoupling = outcome.coupling
@@ -90,7 +90,7 @@ def solution_of(
     return StationaryPlan(_to_dtype(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
 
 
-def _duals(end: Start, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
+def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
     """What the marginals cost, (N,) and (K,), in units of cost.
 
     Where a total is held besides, points that do not give all they have share the highest f, which is the price of the

@@ -26,7 +26,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.request.combinations import Fact, excluded, fact_of_space, plain
 from torchgw.search.basins import MOST_CONTEST_PAIRS
-from torchgw.solvers.factored_transport import finds_vertices
+from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
@@ -63,7 +63,7 @@ def choose_strategy(
     only between ``factored`` distances, and where there is what solves its linear programs."""
     if options.strategy != "auto":
         return options.strategy
-    if epsilon == 0 and not (factored and finds_vertices(n, k)):
+    if epsilon == 0 and not (factored and has_vertex_solver(n, k)):
         return "dense"
     return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
 
@@ -76,7 +76,7 @@ def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
     ImportError
         Naming it.
     """
-    if strategy == "streaming" and epsilon == 0 and not finds_vertices(n, k):
+    if strategy == "streaming" and epsilon == 0 and not has_vertex_solver(n, k):
         raise ImportError(
             f"epsilon=0 with strategy='streaming' solves flows between {n} and {k} points by OR-tools, which is not "
             "installed: pip install ortools, or use epsilon > 0"
@@ -241,7 +241,7 @@ def check_memory(
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
         if all(space.has_factors for space in spaces):
             streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
-            sharp = "use GWOptions(strategy='streaming')" if finds_vertices(n, k) else f"{sharp}; {streams}"
+            sharp = "use GWOptions(strategy='streaming')" if has_vertex_solver(n, k) else f"{sharp}; {streams}"
         streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
         if epsilon == 0 and not model.is_standard:
             sharp = "use fewer points" if _dense_only(spaces, model, mode) else "use a small epsilon > 0, which streams"
@@ -262,7 +262,7 @@ def sharp_fits(
 ) -> bool:
     """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
     ``against`` is what stands against the exact gradient, ``factored`` whether both spaces have factors."""
-    streams = factored and plain(facts) and asked.strategy in ("auto", "streaming") and finds_vertices(*shape)
+    streams = factored and plain(facts) and asked.strategy in ("auto", "streaming") and has_vertex_solver(*shape)
     begins = excluded({**facts, "epsilon": Fact("zero", "0")}) is None and against is None
     return begins and (streams or (asked.strategy != "streaming" and _is_stored(shape, asked)))
 

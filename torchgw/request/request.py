@@ -81,7 +81,7 @@ from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
-from torchgw.solvers.factored_transport import finds_vertices
+from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.spaces.quantisation import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage
@@ -185,7 +185,7 @@ class Request:
                 own = own.run_by("streaming")
         elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
             own = own.run_by("dense")
-        elif own.model.epsilon == 0 and not assigned(self.given.masses) and finds_vertices(*self.shape):
+        elif own.model.epsilon == 0 and not assigned(self.given.masses) and has_vertex_solver(*self.shape):
             many = math.prod(self.shape) >= DENSE_PAIRS.get(self.device.type, math.inf)
             if own.curves or (many and factored and widest <= SCATTERED):
                 own = own.run_by("streaming")
@@ -327,7 +327,7 @@ class Request:
             watch=watch,
             init=self.init,
             tol=None if mode is None else mode.tolerance(self.strategy),
-            gain=self.gain,
+            energy_scale=self.gain,
             curves=self.curves,
             auto=self.epsilon == AUTO,
             sharpens=self.sharpens,

@@ -22,7 +22,7 @@ from torchgw.options import GWOptions
 from torchgw.results.matches import Matched
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.surroundings import undisturbed_methods
-from torchgw.solvers.soft_plan import COOLED, SoftPlan, soften, value_of
+from torchgw.solvers.soft_plan import COOLING_OPTIONS, SoftPlan, soften, value_of
 from torchgw.spaces.out_of_sample import KnownPoints, LandmarkRows
 from torchgw.types import Array, ConvergenceWarning, Coupling
 
@@ -93,7 +93,7 @@ class Softened(Matched):
                 "top_k(k) and confidence()"
             )
         x, y = known
-        if not found.residual <= COOLED.tol:
+        if not found.residual <= COOLING_OPTIONS.tol:
             warn_caller(
                 f"the soft plan is off the masses of its points by {found.residual:.1g} of the mass at epsilon "
                 f"{found.epsilon:.3g}; take a larger one, or soft() without one",

@@ -44,7 +44,7 @@ from torchgw.search.full_starts import (
 )
 from torchgw.search.rung import Rung, lifted, rough, seen, spread
 from torchgw.search.views import Graph, count_entries
-from torchgw.solvers.problem import StoredProblem, descended
+from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies
 
@@ -82,7 +82,7 @@ def basins_of_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list
     _, found, reference = _of_landmarks(problem, coarse)
     found.sort(key=lambda c: (not c.near, not c.leading))
     near = [c for c in found if c.near][: coarse.n_basins]
-    with_plans = [replace(c, start=replace(c.start, plan=c.start.stored(problem.model))) for c in near]
+    with_plans = [replace(c, start=replace(c.start, plan=c.start.dense_plan(problem.model))) for c in near]
     return [*with_plans, *found[len(near) :]], reference
 
 
@@ -121,7 +121,7 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
         finalists = _settled(problem, finalists, warmest, reference)
         if pairs > MANY_PAIRS and compared > 1:  # where further steps take less than other starts
-            if problem.sharp and len(finalists) > 1 and not stands_out([c.energy for c in finalists], CLOSE):
+            if problem.has_no_entropy and len(finalists) > 1 and not stands_out([c.energy for c in finalists], CLOSE):
                 warmest /= COOLED
                 finalists = _settled(problem, finalists, warmest, reference)
             beside = beside if len(finalists) > 1 else []
@@ -197,7 +197,9 @@ def _settled(
     ends = [_compared(problem, candidate, epsilon) for candidate in candidates]
     read = iter(fetched(*(entropy for _, entropy in ends if entropy is not None)))
     compared = [end if entropy is None else replace(end, entropy=float(next(read))) for end, entropy in ends]
-    return _distinct([*before, *compared], reference, problem.masses[0], problem.unit if problem.sharp else None)
+    return _distinct(
+        [*before, *compared], reference, problem.masses[0], problem.unit if problem.has_no_entropy else None
+    )
 
 
 def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
@@ -225,7 +227,7 @@ def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landm
     found += [(end, end.level == "full") for candidate in candidates for end in candidate.passed]
     best, *others = described([each for each, _ in found], first, reference, problem.masses[0])
     for basin, (_, ended) in zip(others, found[1:], strict=True):
-        comparable = problem.sharp and first.ended and ended
+        comparable = problem.has_no_entropy and first.ended and ended
         if _one_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
             best = replace(best, count=best.count + basin.count, origin=_origin([best, basin]))
         else:
@@ -280,7 +282,7 @@ def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasi
         return []
     x, y = spread(problem, count)
     between, at = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), (x.index, y.index)
-    starts = [seen(basin, between.model, problem.model, at)[0].with_rows(x.mass.log2()) for basin in basins]
+    starts = [seen(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins]
     plans = torch.stack([start.coupling().to_dense() for start in starts])
     found = crossed_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
     return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
@@ -295,17 +297,21 @@ def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> t
         return candidate, None
     if not problem.exact:
         start = (
-            candidate.start.with_rows(problem.masses[0].log2()) if problem.model.has_hard_marginals else candidate.start
+            candidate.start.with_row_sums(problem.masses[0].log2())
+            if problem.model.has_hard_marginals
+            else candidate.start
         )
         return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full"), None
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
     steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
-    done = descended(rough(problem) if many else problem, candidate.start, epsilon, steps)
+    done = run_fixed_point(rough(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
-    assert done.end is not None
-    entropy = None if problem.sharp else problem.model.entropy_term(done.plan, epsilon)
+    assert done.warm_start is not None
+    entropy = None if problem.has_no_entropy else problem.model.entropy_term(done.plan, epsilon)
     matching = done.plan.argmax(1)
-    return replace(candidate, start=done.end, energy=energy, level="full", matching=matching, entropy=0.0), entropy
+    return replace(
+        candidate, start=done.warm_start, energy=energy, level="full", matching=matching, entropy=0.0
+    ), entropy
 
 
 def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchgw.diagnostics.evidence import TINY, Basin
 from torchgw.persist.codec import storable
 from torchgw.search.anneal import CoarseBasin
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 
 SAME_ENERGY = 1.01
 
@@ -38,7 +38,7 @@ class Candidate:
     passed : ends of its contest that are too high to go on from, without differences from the best.
     """
 
-    start: Start
+    start: WarmStart
     matching: Tensor
     energy: float
     count: int

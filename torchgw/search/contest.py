@@ -43,11 +43,19 @@ from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph, plan_of
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest, plan_of_order
-from torchgw.solvers.chains import chained
+from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest_permutation, plan_of_order
+from torchgw.solvers.chains import improve_by_chains
 from torchgw.solvers.problem import StoredProblem
-from torchgw.solvers.proximal import MIXED, STEPS, Score, levels, product_energy, proximal_steps, score_of
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.proximal import (
+    MIXED,
+    STEPS,
+    BatchScore,
+    epsilon_levels,
+    make_score,
+    product_energy,
+    proximal_steps,
+)
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.types import Array
 
 COST, EVERY = "linear cost", "all permutations"
@@ -98,7 +106,7 @@ def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
         field = _Field.of(problem, x, y)
         entrants = field.improved(field.ends(field.first_plans()))
     ended, groups = field.assignment is not None, _grouped(entrants, problem.unit)
-    level = "full" if problem.sharp and ended else "contest"
+    level = "full" if problem.has_no_entropy and ended else "contest"
     passed = tuple(_passed(problem, group, level) for group in groups[LISTED:] if _starts(group))
     first, *others = [_candidate(problem, group, ended) for group in groups[:LISTED]]
     return [replace(first, passed=passed), *others]
@@ -120,7 +128,7 @@ class _Field:
     y: Graph
     unit: float
     assignment: AssignmentProblem | None
-    score: Score
+    score: BatchScore
     energies: Energies
 
     @classmethod
@@ -145,7 +153,7 @@ class _Field:
                 found -= found.mean(-1, keepdim=True)
                 return found.mul_(2 * LOG2E / epsilon)
         else:
-            one = score_of(gradient, p)
+            one = make_score(gradient, p)
 
             def score(plans: Tensor, epsilon: float) -> Tensor:
                 return torch.stack([one(plan, epsilon) for plan in plans])
@@ -192,7 +200,7 @@ class _Field:
         """Where proximal steps take them, the better half of them after each round where points are many, and while
         these differ, what comes of the plans themselves; of a few points also of all permutations."""
         alive = {name: self.mixed(plan) for name, plan in plans.items()}
-        epsilons, ends = levels(self.unit), list(itertools.accumulate(ROUND))
+        epsilons, ends = epsilon_levels(self.unit), list(itertools.accumulate(ROUND))
         for first, last in zip((0, *ends), ends, strict=False):
             alive = dict(zip(alive, self.steps(list(alive.values()), epsilons[first:last]), strict=True))
             if not self.few and last < STEPS:
@@ -237,7 +245,7 @@ class _Field:
             p = torch.full((len(self.x.mass),), 1 / len(self.x.mass), dtype=torch.float64)
             here = fetched(*(plan.double() for _, plan in plans))
             return [
-                Entrant(name, *self.assignment.optimum(make_feasible(plan, p, p)))
+                Entrant(name, *self.assignment.find_optimum(make_feasible(plan, p, p)))
                 for name, plan in zip(names, here, strict=True)
             ]
         ends = [make_feasible(plan, self.x.mass, self.y.mass) for _, plan in plans]
@@ -254,7 +262,7 @@ class _Field:
         pairs = self.product.numel()
         last = SPARSE_EFFORT if self.sparse else LEAST_EFFORT
         effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
-        epsilons = levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
+        epsilons = epsilon_levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
         exchanged = set[Entrant]()
 
         def born(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
@@ -277,7 +285,7 @@ class _Field:
     def chained(self, plan: Tensor) -> Tensor:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
-        return plan_of_order(chained(*self.contrasts, nearest(plan), self.problem.watch.cut))
+        return plan_of_order(improve_by_chains(*self.contrasts, nearest_permutation(plan), self.problem.watch.cut))
 
     @cached_property
     def contrasts(self) -> tuple[Array, Array]:
@@ -387,7 +395,7 @@ def _candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Can
     """The lowest plan of a group as a place to begin."""
     (p, q), count, origin = problem.masses, _starts(group), _origin(group)
     plan = sent(group[0].plan.to(p.dtype), p.device)
-    start = Start(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
-    start = replace(start, plan=plan) if problem.sharp else start
-    energy = group[0].energy if problem.sharp else math.inf
+    start = WarmStart(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
+    start = replace(start, plan=plan) if problem.has_no_entropy else start
+    energy = group[0].energy if problem.has_no_entropy else math.inf
     return Candidate(start, plan.argmax(1), energy, count, "full", True, origin=origin, ended=ended)

@@ -62,13 +62,18 @@ def has_cells(problem: StoredProblem) -> bool:
     """Whether cells can stand for the points: without entropy, not too many, and with all distances at hand."""
     given = all(space.stored or space.factors() is not None for space in problem.spaces)
     few = len(problem.p) * len(problem.q) <= CELLS_PAIRS
-    return few and problem.sharp and problem.exact and problem.model.is_standard and given
+    return few and problem.has_no_entropy and problem.exact and problem.model.is_standard and given
 
 
 def is_few(problem: StoredProblem) -> bool:
     """Whether the search may take every point for a landmark: pairs of points are few, and so are those of a space."""
     n, k = len(problem.p), len(problem.q)
-    return problem.sharp and problem.exact and n * k <= FEW_PAIRS and max(n, k) ** 2 <= MOST_OF_A_SPACE * FEW_PAIRS
+    return (
+        problem.has_no_entropy
+        and problem.exact
+        and n * k <= FEW_PAIRS
+        and max(n, k) ** 2 <= MOST_OF_A_SPACE * FEW_PAIRS
+    )
 
 
 def on_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:

@@ -20,9 +20,9 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.model import mean_cost
 from torchgw.search.candidate import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.problem import StoredProblem, descended
+from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
-from torchgw.solvers.warm_start import Start, plan_start, product_start
+from torchgw.solvers.warm_start import WarmStart, plan_start, product_start
 
 FULL_QUANTILES = 32
 FEATURE_SHARPNESS = 32.0
@@ -49,16 +49,16 @@ def by_features(problem: StoredProblem, U: Tensor, V: Tensor, origin: str) -> li
     if float(mean) <= LEAST_FEATURE_COST * problem.unit:
         return []
     epsilon = float(mean) / FEATURE_SHARPNESS
-    done = descended(problem, Start(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
+    done = run_fixed_point(problem, WarmStart(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
     linearised = problem.gradient(DenseCoupling(done.plan), p)
-    start = Start(linearised, p.log2(), q.log2(), problem.epsilon)
+    start = WarmStart(linearised, p.log2(), q.log2(), problem.epsilon)
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin=origin)]
 
 
 def product_height(problem: StoredProblem) -> Tensor | None:
     """The energy () of the product plan, beside which entropy rules or does not; None for a problem without entropy."""
     p, q = (mass / mass.sum() for mass in problem.masses)
-    return None if problem.sharp else product_energy(problem.gradient, p, q)
+    return None if problem.has_no_entropy else product_energy(problem.gradient, p, q)
 
 
 def entropy_rules(problem: StoredProblem, height: Tensor | None = None) -> bool:
@@ -101,8 +101,8 @@ def _guessed(problem: StoredProblem, plan: Tensor) -> Candidate:
     """A start from a plan of mass one on all points, to be compared."""
     p, q = problem.masses
     cost = problem.gradient(DenseCoupling(plan), p)
-    start = Start(cost, p.log2(), q.log2(), problem.epsilon)
-    if not problem.sharp:
+    start = WarmStart(cost, p.log2(), q.log2(), problem.epsilon)
+    if not problem.has_no_entropy:
         return Candidate(start, plan.argmax(1), math.inf, 1, "full", True, origin=PRODUCT)
     plan = make_feasible(plan, p, q)
     energy = float(mean_cost(cost, DenseCoupling(plan), p, q))

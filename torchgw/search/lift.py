@@ -21,8 +21,8 @@ from torchgw.objective.model import Model, without_entropy
 from torchgw.runtime.replayed import replayed
 from torchgw.search.anneal import LandmarkProblem, Solved
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.inner import temperatures
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.inner import as_graph_numbers
+from torchgw.solvers.warm_start import WarmStart
 
 Points: TypeAlias = tuple[Tensor, Tensor]
 
@@ -34,7 +34,7 @@ def lift(
     whole: Model | None = None,
     at: Points | None = None,
     softmin: Callable[..., Tensor] = softmin,
-) -> tuple[Start, Tensor]:
+) -> tuple[WarmStart, Tensor]:
     """Where the loop on all points begins, and the matching (N,) onto target landmarks.
 
     ``gradient`` gives the cost at the rank of the spaces' factors; without it the rank is that of the landmarks. Where
@@ -42,7 +42,7 @@ def lift(
     ``softmin`` is of stored scores.
     O(N L L' + K L L') work, O(N L' + K L) memory.
     """
-    _, epsilon = temperatures(solved.plan.device, 1.0, solved.epsilon, model)
+    _, epsilon = as_graph_numbers(solved.plan.device, 1.0, solved.epsilon, model)
     # A graph serves every epsilon, which comes as a tensor beside.
     ends = Solved(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
     exact, model, whole = (
@@ -51,7 +51,7 @@ def lift(
         without_entropy(whole or model),
     )
     cost, f, g, matching = _lifted(ends, epsilon, model, exact, whole, at, softmin)
-    return Start(cost, f, g, solved.epsilon), matching
+    return WarmStart(cost, f, g, solved.epsilon), matching
 
 
 @replayed()

@@ -28,8 +28,8 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import by_features
 from torchgw.search.initial_guesses import N_MODES, SIGNS, signs_of
 from torchgw.search.lift import lift
-from torchgw.solvers.problem import StoredProblem, descended
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.problem import StoredProblem, run_fixed_point
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks
 from torchgw.types import DistanceProvider
@@ -54,7 +54,7 @@ class Raised:
     """
 
     candidate: Candidate
-    end: Start
+    end: WarmStart
     solved: Solved
     energy: float
 
@@ -157,10 +157,10 @@ class Rung:
             factors = led.F, led.signs
         return None if factors is None else factored_modes(*factors, mass, N_MODES)
 
-    def _end(self, candidate: Candidate, start: Start, epsilon: float, steps: int) -> Raised:
+    def _end(self, candidate: Candidate, start: WarmStart, epsilon: float, steps: int) -> Raised:
         """Where the candidate ends after so many steps; an energy that is no number is infinite."""
-        done = descended(self.problem, start, epsilon, steps)
-        end, energy = done.end, done.history.cost[-1]
+        done = run_fixed_point(self.problem, start, epsilon, steps)
+        end, energy = done.warm_start, done.history.cost[-1]
         assert end is not None
         assert end.epsilon is not None
         solved = Solved(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
@@ -175,13 +175,13 @@ def rough(problem: StoredProblem) -> StoredProblem:
     return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
 
 
-def lifted(problem: StoredProblem, solved: Solved) -> tuple[Start, Tensor]:
+def lifted(problem: StoredProblem, solved: Solved) -> tuple[WarmStart, Tensor]:
     """What was solved between landmarks, lifted to all points."""
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
     return lift(solved, problem.model, gradient, softmin=problem.kernels.stored.softmin)
 
 
-def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[Start, Tensor]:
+def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[WarmStart, Tensor]:
     """A basin lifted to the points ``at`` of both spaces, whose ``model`` is a part of the ``whole`` one."""
     source, target = (side.restrict_rows(index) for side, index in zip((basin.source, basin.target), at, strict=True))
     return lift(replace(basin, source=source, target=target), model, None, whole, at)

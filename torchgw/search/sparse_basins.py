@@ -36,7 +36,7 @@ from torchgw.search.subtrees import likeness
 from torchgw.search.views import EDGES, MOST_MISSING
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
-from torchgw.solvers.sparse_descent import completed, descend_sparsely
+from torchgw.solvers.sparse_descent import complete_marginals, descend_sparsely
 from torchgw.spaces.quantisation import choose_landmarks
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale
 from torchgw.spaces.shortest_paths import estimate_diameter, shortest_paths
@@ -174,7 +174,7 @@ def _ended(problem: SparseObjective, origin: str, plan: Any, descends: bool, wat
         loop = Loop(watch, History(), MOST_STEPS, TOLERANCE, float(np.finfo(float).eps))
         state, _ = descend_sparsely(problem, plan, PROGRESS, loop)
         return SparseEnd(origin, state.plan.matrix, state.value)
-    whole = completed(plan, problem.p, problem.q)
+    whole = complete_marginals(plan, problem.p, problem.q)
     return SparseEnd(origin, plan, problem.value(problem.cross(whole), whole))
 
 

@@ -40,7 +40,7 @@ from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import likeness
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.proximal import levels, proximal_steps
+from torchgw.solvers.proximal import epsilon_levels, proximal_steps
 from torchgw.spaces.shortest_paths import hop_distances
 from torchgw.types import DistanceProvider
 
@@ -212,7 +212,7 @@ def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tens
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
     score = lambda plan, epsilon: loss.cost(plan, p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
-    return flush_small(proximal_steps(score, product.log2(), p, q, levels(unit), watch).exp2_())
+    return flush_small(proximal_steps(score, product.log2(), p, q, epsilon_levels(unit), watch).exp2_())
 
 
 def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:

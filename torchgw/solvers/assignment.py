@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.objective.exact import directed_product, matrix_product
-from torchgw.solvers.transport_lp import assignment
+from torchgw.solvers.transport_lp import solve_assignment
 from torchgw.types import Array
 
 STEPS = 60
@@ -50,11 +50,11 @@ class Cross:
     @classmethod
     def of(cls, X: Tensor, Y: Tensor, symmetric: bool) -> Cross:
         """Of stored matrices, as sparse ones where most entries are zero."""
-        X, Y = (_sparse(D) if int((D != 0).sum()) <= SPARSE * D.numel() else D for D in (X, Y))
+        X, Y = (_to_csr(D) if int((D != 0).sum()) <= SPARSE * D.numel() else D for D in (X, Y))
         return cls(X, Y, symmetric)
 
     @property
-    def dense(self) -> bool:
+    def is_dense(self) -> bool:
         """Whether both are taken as dense."""
         return self.X.layout == self.Y.layout == torch.strided
 
@@ -62,9 +62,9 @@ class Cross:
         source, target = partial(_times, self.X), partial(_times, self.Y)
         return target(source(T, 1).mT, 1).mT if self.symmetric else directed_product(source, target, T)
 
-    def of_order(self, order: Array) -> Tensor:
+    def of_permutation(self, order: Array) -> Tensor:
         """The same of the plan of a permutation (N,), with one product where that is enough."""
-        if self.dense and self.symmetric:
+        if self.is_dense and self.symmetric:
             return (self.X @ self.Y[torch.from_numpy(order)]).div_(len(order))
         return self(plan_of_order(order).to(self.X))
 
@@ -88,7 +88,7 @@ def _times(D: Tensor, V: Tensor, axis: int) -> Tensor:
     return found.reshape(-1, batch, width).transpose(0, 1)
 
 
-def _sparse(D: Tensor) -> Tensor:
+def _to_csr(D: Tensor) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
         return D.to_sparse_csr()
@@ -119,19 +119,19 @@ class AssignmentProblem:
         """The objective of a plan (N, N)."""
         return self.constant - 2 * float((self.cross(T) * T).sum())
 
-    def optimum(self, plan: Tensor) -> tuple[Tensor, float]:
+    def find_optimum(self, plan: Tensor) -> tuple[Tensor, float]:
         """A plan (N, N) from a feasible one, and its value, that neither steps nor exchanges better."""
-        T = self.descended(plan)
+        T = self.descend(plan)
         value = self.value(T)
-        other = self.after_exchanges(T)
+        other = self.round_and_exchange(T)
         if self.value(other) < value:
-            T = self.descended(other)
+            T = self.descend(other)
             value = self.value(T)
         return T, value
 
-    def after_exchanges(self, plan: Tensor) -> Tensor:
+    def round_and_exchange(self, plan: Tensor) -> Tensor:
         """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
-        return plan_of_order(self.exchanged(nearest(plan)))
+        return plan_of_order(self.improve_by_exchanges(nearest_permutation(plan)))
 
     def best_order(self) -> Array:
         """The best of all permutations (N,), for a few points: O(N! N^2)."""
@@ -140,15 +140,15 @@ class AssignmentProblem:
         best: Array = every[sums.argmax()]
         return best
 
-    def descended(self, T: Tensor) -> Tensor:
+    def descend(self, T: Tensor) -> Tensor:
         """Conditional gradients until no permutation is better to first order."""
-        G, dual, near = self.cross(T), None, self.cross.dense and len(T) >= SMOOTHED
+        G, dual, near = self.cross(T), None, self.cross.is_dense and len(T) >= SMOOTHED
         for _ in range(STEPS):
             if near:
-                order, dual = _best_near(G.numpy(), dual)
+                order, dual = _best_permutation_from(G.numpy(), dual)
             else:
-                order = _best(G.numpy())
-            direction, change = plan_of_order(order) - T, self.cross.of_order(order) - G
+                order = _best_permutation(G.numpy())
+            direction, change = plan_of_order(order) - T, self.cross.of_permutation(order) - G
             slope, curvature = float((G * direction).sum()), float((change * direction).sum())
             if slope <= ROUNDING * float(G.abs().max()):
                 break
@@ -156,18 +156,18 @@ class AssignmentProblem:
             T, G = T + length * direction, G + length * change
         return T
 
-    def exchanged(self, order: Array) -> Array:
+    def improve_by_exchanges(self, order: Array) -> Array:
         """The permutation after exchanges that better it, until none does."""
         X, order = self.X.numpy(), order.copy()
         for _ in range(PASSES):
             B = self.Y.numpy()[np.ix_(order, order)]
-            gain = _gains(X, B, self.cross.symmetric)
+            gain = _exchange_gains(X, B, self.cross.symmetric)
             least = ROUNDING * max(float(np.abs(X).max() * np.abs(B).max()), np.finfo(float).tiny) * len(X)
             row, column = np.nonzero(np.triu(gain, 1) > least)
             best = np.argsort(-gain[row, column], kind="stable")[: TRIED * len(X)]
             moved = False
             for r, s in zip(row[best].tolist(), column[best].tolist(), strict=True):
-                if _gain(X, B, r, s) > least:
+                if _exchange_gain(X, B, r, s) > least:
                     B[[r, s]], order[[r, s]] = B[[s, r]], order[[s, r]]
                     B[:, [r, s]] = B[:, [s, r]]
                     moved = True
@@ -176,12 +176,12 @@ class AssignmentProblem:
         return order
 
 
-def nearest(plan: Tensor) -> Array:
+def nearest_permutation(plan: Tensor) -> Array:
     """The permutation (N,) that has the most mass in a plan (N, N)."""
-    return _best(plan.numpy())
+    return _best_permutation(plan.numpy())
 
 
-def _best(G: Array) -> Array:
+def _best_permutation(G: Array) -> Array:
     """The permutation (N,) of the largest sum."""
     from scipy.optimize import linear_sum_assignment  # late: it takes a third of the import of this package
 
@@ -189,7 +189,7 @@ def _best(G: Array) -> Array:
     return order
 
 
-def _best_near(G: Array, dual: Array | None) -> tuple[Array, Array]:
+def _best_permutation_from(G: Array, dual: Array | None) -> tuple[Array, Array]:
     """The same, and column potentials (N,) of -G, from those of a sum nearby or of one with some entropy. Of dense
     sums that takes a twentieth or a third of the time, of those between sparse graphs, where most are tied, longer."""
     cost = -G
@@ -201,10 +201,10 @@ def _best_near(G: Array, dual: Array | None) -> tuple[Array, Array]:
         for _ in range(SMOOTHING):
             v = 1 / (kernel.T @ (1 / (kernel @ v)))
         dual = epsilon * v.log().numpy()
-    return assignment(cost, dual, out=cost)
+    return solve_assignment(cost, dual, out=cost)
 
 
-def _gains(X: Array, B: Array, symmetric: bool) -> Array:
+def _exchange_gains(X: Array, B: Array, symmetric: bool) -> Array:
     """By how much sum X o B grows when r and s change places in B, (N, N)."""
     G = 2 * (X @ B) if symmetric else X @ B.T + X.T @ B
     d, x, b = np.diagonal(G), np.diagonal(X), np.diagonal(B)
@@ -221,7 +221,7 @@ def _gains(X: Array, B: Array, symmetric: bool) -> Array:
     return found
 
 
-def _gain(X: Array, B: Array, r: int, s: int) -> float:
+def _exchange_gain(X: Array, B: Array, r: int, s: int) -> float:
     """The same for one pair."""
     rows = (X[r] - X[s]) @ (B[s] - B[r])
     columns = (X[:, r] - X[:, s]) @ (B[:, s] - B[:, r])

@@ -68,7 +68,7 @@ class Directions(NamedTuple):
     linear: Array
     mean: float
     square: float
-    left: float
+    remainder: float
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class CrossCovariance:
     def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> CrossCovariance:
         """Of symmetric distances; the masses are positive."""
         p, q = p / p.sum(), q / q.sum()
-        return cls(directions(source, p), directions(target, q), p.cpu().numpy(), q.cpu().numpy())
+        return cls(find_directions(source, p), find_directions(target, q), p.cpu().numpy(), q.cpu().numpy())
 
     @property
     def weights(self) -> Array:
@@ -119,23 +119,23 @@ class CrossCovariance:
     @property
     def slack(self) -> float:
         """By how much a value may be off, by what is left out and by rounding."""
-        largest = (max(np.abs(side.values).max(initial=0), side.left) for side in (self.y, self.x))
-        left = self.x.left * next(largest) + self.y.left * next(largest)
+        largest = (max(np.abs(side.values).max(initial=0), side.remainder) for side in (self.y, self.x))
+        left = self.x.remainder * next(largest) + self.y.remainder * next(largest)
         return ROUNDING * (self.x.square + self.y.square) + 2 * float(left)
 
-    def settled(self, value: float) -> bool:
+    def is_negligible(self, value: float) -> bool:
         """Whether a value is no more than what it may be off by."""
         return value <= SETTLED * (self.x.square + self.y.square) + self.slack
 
     @property
-    def concave(self) -> bool:
+    def is_concave(self) -> bool:
         """Whether F is, but for what is left out."""
         return bool((self.weights >= 0).all())
 
     @property
-    def enumerable(self) -> bool:
+    def is_enumerable(self) -> bool:
         """Whether the optimum is one of few permutations."""
-        return len(self.p) <= FEW and self.concave and equal_masses(self.p, self.q)
+        return len(self.p) <= FEW and self.is_concave and equal_masses(self.p, self.q)
 
     def cost(self, middle: Array) -> Array:
         """Of the linear problem around W = ``middle`` (r, t): (N, K)."""
@@ -180,7 +180,7 @@ class _Box(NamedTuple):
     dual: Array
 
 
-def directions(space: DistanceProvider, p: Tensor) -> Directions:
+def find_directions(space: DistanceProvider, p: Tensor) -> Directions:
     """Of a space with symmetric distances and masses p (N,) of sum one. O(N r^2) with factors, else O(N^3)."""
     space, factors, root = space.to(p.device, p.dtype), space.factors(), p.sqrt()[:, None]
     if factors is None:
@@ -203,17 +203,17 @@ def directions(space: DistanceProvider, p: Tensor) -> Directions:
         linear=u.cpu().numpy(),
         mean=float(u @ p),
         square=square,
-        left=float(size[~kept].sum()),
+        remainder=float(size[~kept].sum()),
     )
 
 
-def globally_bounded(cross: CrossCovariance, known: float, gap: float, seconds: float) -> GlobalBound:
+def bound_globally(cross: CrossCovariance, known: float, gap: float, seconds: float) -> GlobalBound:
     """A bound within a share ``gap`` of the lowest value, where F is concave, or as near as some ``seconds`` allow;
     ``known`` is the value of a plan. Ctrl-C ends it as they do."""
-    if cross.enumerable:
-        return _by_permutations(cross, known)
-    began, made, search = time.perf_counter(), itertools.count(), _Search(cross, known)
-    boxes = [search.box(*cross.ranges(), -math.inf, np.zeros(len(cross.q)), next(made), gap)]
+    if cross.is_enumerable:
+        return _enumerate_permutations(cross, known)
+    began, made, search = time.perf_counter(), itertools.count(), _BoundSearch(cross, known)
+    boxes = [search.make_box(*cross.ranges(), -math.inf, np.zeros(len(cross.q)), next(made), gap)]
     try:
         while boxes[0].lower < (1 - gap) * search.value and time.perf_counter() - began < seconds:
             box = boxes[0]
@@ -222,7 +222,7 @@ def globally_bounded(cross: CrossCovariance, known: float, gap: float, seconds: 
             first, second = box.high.copy(), box.low.copy()
             first[at] = second[at] = (box.low[at] + box.high[at]) / 2
             halves = [
-                search.box(low, high, box.lower, box.dual, next(made), gap)
+                search.make_box(low, high, box.lower, box.dual, next(made), gap)
                 for low, high in ((box.low, first), (second, box.high))
             ]
             heapq.heapreplace(boxes, halves[0])
@@ -233,14 +233,14 @@ def globally_bounded(cross: CrossCovariance, known: float, gap: float, seconds: 
     return GlobalBound(lower, search.value, search.plan, search.solved)
 
 
-class _Search:
+class _BoundSearch:
     """What a search has found: the lowest plan, its value, and how many linear problems that took."""
 
     def __init__(self, cross: CrossCovariance, known: float) -> None:
         self.cross, self.value, self.solved = cross, known, 0
         self.plan: csr_array | None = None
 
-    def box(self, low: Array, high: Array, above: float, dual: Array, number: int, gap: float) -> _Box:
+    def make_box(self, low: Array, high: Array, above: float, dual: Array, number: int, gap: float) -> _Box:
         """A box with its bound, which is at least that of the box it is a half of."""
         cross, middle, half = self.cross, (low + high) / 2, (high - low) / 2
         constant = cross.constant - cross.slack + float((cross.weights * middle**2).sum())
@@ -255,7 +255,7 @@ class _Search:
             self.solved += 1
             dual = vertex.dual
             lower = max(lower, constant + self._bound(cost, dual))
-            self._go_down(vertex.plan, dual)
+            self._descend(vertex.plan, dual)
         return _Box(lower, number, low, high, dual)
 
     def _bound(self, cost: Array, dual: Array) -> float:
@@ -263,7 +263,7 @@ class _Search:
         (C, b), (p, q) = map(torch.from_numpy, (cost, dual)), map(torch.from_numpy, (self.cross.p, self.cross.q))
         return float(dual_bound(c_transform(C, b, q), b, p, q))
 
-    def _go_down(self, plan: csr_array, dual: Array) -> None:
+    def _descend(self, plan: csr_array, dual: Array) -> None:
         """Whole steps from a plan that is nearly as low as the lowest."""
         for _ in range(STEPS):
             W = self.cross.covariance(plan)
@@ -282,7 +282,7 @@ class _Search:
             plan, dual = vertex.plan, vertex.dual
 
 
-def _by_permutations(cross: CrossCovariance, known: float) -> GlobalBound:
+def _enumerate_permutations(cross: CrossCovariance, known: float) -> GlobalBound:
     """The best of all permutations, where F is concave."""
     n = len(cross.p)
     orders = torch.tensor(list(itertools.permutations(range(n))))

@@ -61,7 +61,7 @@ class _Matching:
         match[r], match[s] = match[s], match[r]
         place[match[r]], place[match[s]] = r, s
 
-    def around(self, r: int, s: int) -> float:
+    def local_value(self, r: int, s: int) -> float:
         """The part of the sum that r or s is in."""
         match, found = self.match, 0.0
         for v, other in ((r, -1), (s, r)):
@@ -74,13 +74,13 @@ class _Matching:
 
     def gain(self, r: int, s: int) -> float:
         """By how much the sum grows when they change matches."""
-        before = self.around(r, s)
+        before = self.local_value(r, s)
         self.exchange(r, s)
-        after = self.around(r, s)
+        after = self.local_value(r, s)
         self.exchange(r, s)
         return after - before
 
-    def restoring(self, v: int, moved: set[int]) -> list[Pair]:
+    def restoring_exchanges(self, v: int, moved: set[int]) -> list[Pair]:
         """Exchanges of a neighbour of v with what goes to a neighbour of its match, unless both are neighbours of both;
         of nodes that were not ``moved``."""
         near = {k for edges in self.X for k in edges[v]} - {v}
@@ -88,11 +88,11 @@ class _Matching:
         pairs = ((a, b) for a in sorted(near - moved) for b in sorted(there - moved))
         return [(a, b) for a, b in pairs if a != b and not (a in there and b in near)]
 
-    def next(self, front: list[int], moved: set[int]) -> tuple[float, Pair] | None:
+    def best_exchange(self, front: list[int], moved: set[int]) -> tuple[float, Pair] | None:
         """The best exchange around the last node of the front that has one with a gain, or the best around all."""
         best: tuple[float, Pair] | None = None
         for v in reversed(front):
-            for pair in self.restoring(v, moved):
+            for pair in self.restoring_exchanges(v, moved):
                 gain = self.gain(*pair)
                 if best is None or gain > best[0]:
                     best = (gain, pair)
@@ -100,7 +100,7 @@ class _Matching:
                 break
         return best
 
-    def follow(self, first: Pair, slack: float, least: float) -> float:
+    def follow_chain(self, first: Pair, slack: float, least: float) -> float:
         """Take the chain that begins with an exchange up to where it has gained most, and say how much."""
         done: list[Pair] = []
         total, most, kept = 0.0, least, 0
@@ -114,21 +114,21 @@ class _Matching:
             if total < -slack or len(done) == DEPTH:
                 break
             front = [v for pair in done for v in pair]
-            step = self.next(front, set(front))
+            step = self.best_exchange(front, set(front))
         for pair in reversed(done[kept:]):
             self.exchange(*pair)
         return most if kept else 0.0
 
 
-def chained(X: Array, Y: Array, order: Array, cut: Callable[[], bool] = lambda: False) -> Array:
+def improve_by_chains(X: Array, Y: Array, order: Array, cut: Callable[[], bool] = lambda: False) -> Array:
     """The permutation (N,) after all chains that better it, until none does or it is to be ``cut``, between matrices
     (N, N) that are mostly zero; the same one where there is none."""
     unit = math.sqrt(math.prod(float(np.mean(D[D != 0] ** 2)) if D.any() else 0.0 for D in (X, Y)))
     matching = _Matching((_edges(X), _edges(X.T)), (_edges(Y), _edges(Y.T)), order.tolist())
     for _ in range(PASSES):
-        starts = {tuple(sorted(pair)) for v in range(len(X)) for pair in matching.restoring(v, set())}
+        starts = {tuple(sorted(pair)) for v in range(len(X)) for pair in matching.restoring_exchanges(v, set())}
         best = sorted(starts, key=lambda pair: (-matching.gain(*pair), pair))[: TRIED * len(X)]
-        gained = [matching.follow((r, s), SLACK * unit, ROUNDING * unit) for r, s in best if not cut()]
+        gained = [matching.follow_chain((r, s), SLACK * unit, ROUNDING * unit) for r, s in best if not cut()]
         if not any(gained):
             break
     return np.array(matching.match)

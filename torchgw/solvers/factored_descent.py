@@ -29,7 +29,7 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_transport import FactoredVertex, by_flows, factored_transport, priced
+from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, price_out, uses_flows
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
 from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.pricing import Order, PricedCost, union
@@ -68,7 +68,7 @@ class FactoredDescent(State):
         return True
 
 
-class Vertex(NamedTuple):
+class VertexStart(NamedTuple):
     """Where to begin: at a vertex of a linear problem.
 
     cost : of that problem.
@@ -83,7 +83,7 @@ class Vertex(NamedTuple):
 
 def descend_between_factors(
     gradient: Gradient,
-    start: Vertex | FactoredDescent,
+    start: VertexStart | FactoredDescent,
     order: Order,
     p: Tensor,
     q: Tensor,
@@ -108,49 +108,51 @@ def descend_between_factors(
         Where the first linear problem is not solved.
     """
     tol = loop.tol
-    flows = by_flows(len(p), len(q))  # which take seconds: the rounds of a vertex of all entries take minutes
+    flows = uses_flows(len(p), len(q))  # which take seconds: the rounds of a vertex of all entries take minutes
     stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
 
-    def ordered(cost: FactoredCost) -> PricedCost:
+    def order_cost(cost: FactoredCost) -> PricedCost:
         nonlocal stored
         stored = PricedCost.of(cost, order, stored, ranks)
         return stored
 
-    def found(plan: SparseCoupling, **more: Any) -> FactoredDescent:
+    def make_state(plan: SparseCoupling, **more: Any) -> FactoredDescent:
         cost = gradient(plan, p)
-        return FactoredDescent(plan=plan, cost=cost, value=agreed(_mean, cost, plan), **more)
+        return FactoredDescent(plan=plan, cost=cost, value=agree(_expected_cost, cost, plan), **more)
 
-    def agreed(number: Callable[..., float], *of: Any) -> float:
+    def agree(number: Callable[..., float], *of: Any) -> float:
         """A number that decides what is done: the first rank's, for others may round it otherwise."""
         return ranks.first(partial(number, *of))
 
-    def vertex_of(
+    def find_vertex(
         cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
     ) -> FactoredVertex:
-        tiled = ordered(cost)
-        known = union(entries, tiled.cheap(*duals))
+        tiled = order_cost(cost)
+        known = union(entries, tiled.cheapest_entries(*duals))
         vertex = factored_transport(tiled, p, q, duals[1], known, basis)
-        return priced(tiled, p, q, vertex) if all_priced and not flows else vertex
+        return price_out(tiled, p, q, vertex) if all_priced and not flows else vertex
 
-    def consistent(cost: FactoredCost, duals: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def make_consistent(cost: FactoredCost, duals: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Potentials that no entry of the cost is below: the c-transform of the columns', and of a flow's its own."""
-        row = ordered(cost).transform(*duals)[0]
+        row = order_cost(cost).c_transform(*duals)[0]
         if not flows:
             return row, duals[1]
-        return row, PricedCost.of(cost.T, order.turned, ranks=ranks).transform(duals[1], row)[0]
+        return row, PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], row)[0]
 
-    def ended(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
+    def finish(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
         """A state with the gap that potentials near its own prove, and what it is to end with."""
-        duals = consistent(state.cost, duals)
-        gap = agreed(lambda: float(gap_of(state.value, dual_bound(*duals, p, q))))
+        duals = make_consistent(state.cost, duals)
+        gap = agree(lambda: float(gap_of(state.value, dual_bound(*duals, p, q))))
         status = Status.STATIONARY if gap <= tol * state.value else Status.SETTLED
         return replace(state, duals=duals, gap=gap), status
 
     def begin() -> FactoredDescent:
         if isinstance(start, FactoredDescent):
-            return found(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
-        vertex = vertex_of(start.cost, start.duals, start.feasible, None, False)
-        return found(SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=vertex.duals, basis=_stored(vertex))
+            return make_state(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
+        vertex = find_vertex(start.cost, start.duals, start.feasible, None, False)
+        return make_state(
+            SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=vertex.duals, basis=_basis_tensor(vertex)
+        )
 
     def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
         plan, value, n_iter = state.plan, state.value, state.n_iter + 1
@@ -162,27 +164,32 @@ def descend_between_factors(
         if basis is not None:
             entries = union(entries, basis[basis >= 0])
         try:
-            vertex = vertex_of(state.cost, state.duals, entries, basis, state.stalled)
+            vertex = find_vertex(state.cost, state.duals, entries, basis, state.stalled)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         corner = SparseCoupling.of(vertex.plan, p.device)
         ahead = gradient(corner, p)
-        slope = agreed(_mean, state.cost, corner) - value
-        curvature = agreed(lambda: _mean(ahead, corner) - _mean(ahead, plan)) - slope
+        slope = agree(_expected_cost, state.cost, corner) - value
+        curvature = agree(lambda: _expected_cost(ahead, corner) - _expected_cost(ahead, plan)) - slope
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
-            last, status = ended(replace(state, n_iter=n_iter), vertex.duals)
+            last, status = finish(replace(state, n_iter=n_iter), vertex.duals)
             if stalled or status is Status.STATIONARY:
                 return last, check, status
-        kept: dict[str, Any] = {"n_iter": n_iter, "duals": vertex.duals, "basis": _stored(vertex), "stalled": stalled}
+        kept: dict[str, Any] = {
+            "n_iter": n_iter,
+            "duals": vertex.duals,
+            "basis": _basis_tensor(vertex),
+            "stalled": stalled,
+        }
         if fall <= 0:
             after = replace(state, **kept)
         else:
-            after = found(corner if length == 1 else _between(plan, corner, length), **kept)
+            after = make_state(corner if length == 1 else _interpolate(plan, corner, length), **kept)
         if flows and fall <= tol * value:  # another step would be a flow, for as little
-            last, status = ended(after, after.duals)
+            last, status = finish(after, after.duals)
             if status is Status.STATIONARY or (stalled and tol >= COARSE):
                 return last, check, status
         return after, check, None
@@ -190,18 +197,18 @@ def descend_between_factors(
     return iterate(FactoredDescent, step, begin, loop)
 
 
-def _mean(cost: FactoredCost, plan: SparseCoupling) -> float:
+def _expected_cost(cost: FactoredCost, plan: SparseCoupling) -> float:
     """<C, T>, from the entries of the plan."""
     i, j = plan.row, plan.column
     costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
     return float(plan.mass @ (costs if cost.extra is None else costs.add_(cost.extra[i, j])))
 
 
-def _between(plan: SparseCoupling, vertex: SparseCoupling, length: float) -> SparseCoupling:
+def _interpolate(plan: SparseCoupling, vertex: SparseCoupling, length: float) -> SparseCoupling:
     """T + t (S - T)."""
     return SparseCoupling.of((plan.matrix * (1 - length) + vertex.matrix * length).tocsr(), plan.device)
 
 
-def _stored(vertex: FactoredVertex) -> Tensor | None:
+def _basis_tensor(vertex: FactoredVertex) -> Tensor | None:
     """The basis of a vertex, for a state."""
     return None if vertex.basis is None else torch.from_numpy(vertex.basis)

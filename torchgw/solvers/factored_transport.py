@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.objective.bounds import monotone_coupling
-from torchgw.solvers.minimum_cost_flow import available, minimum_cost_flow
+from torchgw.solvers.minimum_cost_flow import has_ortools, minimum_cost_flow
 from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.solvers.transport_lp import (
     COST_SCALE,
@@ -30,7 +30,7 @@ from torchgw.solvers.transport_lp import (
     PRICING_TOLERANCE,
     TransportError,
     linear_program,
-    summing_up,
+    repair_marginals,
 )
 from torchgw.types import Array
 
@@ -53,14 +53,14 @@ class FactoredVertex(NamedTuple):
     basis: Array | None
 
 
-def by_flows(n: int, k: int) -> bool:
+def uses_flows(n: int, k: int) -> bool:
     """Whether linear problems of so many points are flows."""
     return n + k > MOST_MASSES
 
 
-def finds_vertices(n: int, k: int) -> bool:
+def has_vertex_solver(n: int, k: int) -> bool:
     """Whether there is what solves the linear problems of so many points: HiGHS, or OR-tools where it is installed."""
-    return not by_flows(n, k) or available()
+    return not uses_flows(n, k) or has_ortools()
 
 
 def factored_transport(
@@ -80,20 +80,20 @@ def factored_transport(
     TransportError
         When the program is not solved.
     """
-    plan, duals, basis = cost.ranks.first(partial(_among, cost, p, q, dual, entries, basis))
+    plan, duals, basis = cost.ranks.first(partial(_solve_among, cost, p, q, dual, entries, basis))
     return FactoredVertex(plan, duals, entries, basis)
 
 
-def _among(
+def _solve_among(
     cost: PricedCost, p: Tensor, q: Tensor, dual: Tensor, entries: Array, basis: Array | None
 ) -> tuple[csr_array, tuple[Tensor, Tensor], Array | None]:
     """The plan, the potentials and the basis of `factored_transport`."""
     (n, k), masses = (len(p), len(q)), (p.cpu().numpy(), q.cpu().numpy())
     row, column = entries // k, entries % k
-    reduced = cost.at(entries, dual)
+    reduced = cost.costs_at(entries, dual)
     least = np.minimum.reduceat(reduced, np.searchsorted(row, np.arange(n)))
     reduced -= least[row]
-    if by_flows(n, k):
+    if uses_flows(n, k):
         x, lowered, raised = minimum_cost_flow(reduced, row, column, *masses)
         basis = None
     else:
@@ -103,10 +103,10 @@ def _among(
         x, lowered, raised = x.clip(min=0.0) * unit, scale * potential[:n], scale * potential[n:]
         basis = None if found is None else np.where(found >= 0, entries[found.clip(min=0)], found)
     duals = torch.from_numpy(least + lowered).to(dual), dual + torch.from_numpy(raised).to(dual)
-    return summing_up(row, column, x, *masses), duals, basis
+    return repair_marginals(row, column, x, *masses), duals, basis
 
 
-def priced(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> FactoredVertex:
+def price_out(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> FactoredVertex:
     """The vertex of least cost among all entries, from that among a few; a pass over pairs a round.
 
     Raises
@@ -116,10 +116,10 @@ def priced(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> Fa
     """
     for _ in range(PRICING_ROUNDS):
         row_dual, dual = vertex.duals
-        paid, taken = cost.at(vertex.entries, dual), row_dual.cpu().numpy()[vertex.entries // len(q)]
+        paid, taken = cost.costs_at(vertex.entries, dual), row_dual.cpu().numpy()[vertex.entries // len(q)]
         rounding = ROUNDING * float(max(np.abs(paid).max(), dual.abs().max()))
         tolerance = max(PRICING_TOLERANCE / COST_SCALE * float((paid - taken).mean()), rounding)
-        missing = np.setdiff1d(cost.below(row_dual, dual, -tolerance), vertex.entries, assume_unique=True)
+        missing = np.setdiff1d(cost.entries_below(row_dual, dual, -tolerance), vertex.entries, assume_unique=True)
         if len(missing) == 0:
             return vertex
         entries = union(vertex.entries, missing)
@@ -128,7 +128,7 @@ def priced(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> Fa
     raise TransportError(f"the linear transport problem ({shape}) was not priced out in {PRICING_ROUNDS} rounds")
 
 
-def corner(order: Order, nearest: Tensor, p: Tensor, q: Tensor) -> Array:
+def north_west_corner(order: Order, nearest: Tensor, p: Tensor, q: Tensor) -> Array:
     """Flat positions of a plan's entries: the north-west corner's, with rows in an order and columns in that of the
     rows ``nearest`` (K,) to them."""
     rank = torch.empty_like(order.rows)

@@ -22,9 +22,9 @@ from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.scaling import Scaler, absorb_potentials, finish_scaling, run_scaling
-from torchgw.solvers.inner import Begun, temperatures
+from torchgw.solvers.inner import InitialScaling, as_graph_numbers
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start, brought
+from torchgw.solvers.warm_start import WarmStart, adapt_potentials
 
 
 def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, options: SinkhornOptions) -> Solution:
@@ -38,22 +38,22 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     FloatingPointError
         When the potentials are so large that float64 cannot add them up to exact marginals.
     """
-    end = solution.end
+    end = solution.warm_start
     assert end is not None
     assert end.cost is not None
     assert end.epsilon is not None
     cost, (p, q) = end.cost, model.masses
     score, plan = (scratch(len(p), len(q), dtype=p.dtype, device=p.device) for _ in range(2))
-    ratio, at = temperatures(p.device, end.epsilon / epsilon, epsilon, model)
+    ratio, at = as_graph_numbers(p.device, end.epsilon / epsilon, epsilon, model)
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(p), len(q)) // 2
-    start = Start(cost, end.f, end.g)
-    begun = _begun(kernel, model.constraints, start, ratio, at, low_rank, score, plan)
+    start = WarmStart(cost, end.f, end.g)
+    begun = _begin_scaling(kernel, model.constraints, start, ratio, at, low_rank, score, plan)
     scaler = Scaler(kernel.bind(score), begun.row, begun.column, plan)
-    found = run_scaling(scaler, begun.scaled, options=options, max_iter=options.final_max_iter)
-    begun = begun._replace(scaled=found.state)
-    rounded, f, g, numbers = _ended(plan, begun, p, q, model.marginals, at)
+    found = run_scaling(scaler, begun.scaling, options=options, max_iter=options.final_max_iter)
+    begun = begun._replace(scaling=found.state)
+    rounded, f, g, numbers = _finish_plan(plan, begun, p, q, model.marginals, at)
     largest, *missed = AsyncNumbers(numbers).values()
-    require_resolved(largest, epsilon)
+    check_potentials(largest, epsilon)
     residual = max(missed, default=0.0) if model.has_hard_marginals else max([*missed, found.residual])
     del score, scaler
     plan = own(plan)
@@ -61,27 +61,27 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
         solution,
         coupling=rounded if low_rank else DenseCoupling(plan, f, g),
         stored=DenseCoupling(plan),
-        end=Start(cost, f, g, epsilon),  # widened when the matrices of this solve are gone
+        warm_start=WarmStart(cost, f, g, epsilon),  # widened when the matrices of this solve are gone
         marginal_residual=residual,
         n_iter_sinkhorn=solution.n_iter_sinkhorn + found.n_iter,
     )
 
 
 @replayed("score", "plan")
-def _begun(
+def _begin_scaling(
     kernel: Kernel,
     model: Model,
-    start: Start,
+    start: WarmStart,
     ratio: float | Tensor,
     epsilon: float | Tensor,
     low_rank: bool,
     score: Tensor,
     plan: Tensor,
-) -> Begun:
+) -> InitialScaling:
     """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon, its score a product where
     it is ``low_rank``."""
     assert start.cost is not None
-    centred, row, column, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
+    centred, row, column, f, g = adapt_potentials(start.cost, start.f, start.g, ratio, epsilon, model.logs)
     one, other = model.make_constraints(epsilon, centred, torch.float64)
     warm = PotentialCoupling(*centred.balanced_score(epsilon), f, g).to(torch.float64)
     if low_rank:
@@ -92,16 +92,16 @@ def _begun(
     if other.has_divergence and not one.has_divergence:
         f = one.potential(bound.softmin(warm.g, 1))
     scaled = absorb_potentials(bound, one, other, plan, f, warm.g)
-    return Begun(replace(centred, extra=None), (row, column), one, other, scaled)
+    return InitialScaling(replace(centred, extra=None), (row, column), one, other, scaled)
 
 
 @replayed("plan")
-def _ended(
-    plan: Tensor, begun: Begun, p: Tensor, q: Tensor, marginals: Marginals, epsilon: float | Tensor
+def _finish_plan(
+    plan: Tensor, begun: InitialScaling, p: Tensor, q: Tensor, marginals: Marginals, epsilon: float | Tensor
 ) -> tuple[PotentialCoupling, Tensor, Tensor, Tensor]:
     """The rounded coupling, the potentials (N,), (K,) of the cost as it was, and the largest potential beside the
     marginal errors that there were (m,)."""
-    f, g, largest = finish_scaling(plan, begun.scaled)
+    f, g, largest = finish_scaling(plan, begun.scaling)
     A, B = begun.cost.balanced_score(epsilon)
     factored = PotentialCoupling(A.double(), B.double(), f, g)
     rounded, missed = round_to_marginals(factored, p, q, DenseCoupling(plan), marginals)
@@ -114,10 +114,10 @@ def _ended(
 
 def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
     """Why float32 could not carry the scores that the loop worked on, or None."""
-    return watched_precision(cost, epsilon, options)()
+    return start_precision_check(cost, epsilon, options)()
 
 
-def watched_precision(cost: FactoredCost, epsilon: float, options: GWOptions) -> Callable[[], str | None]:
+def start_precision_check(cost: FactoredCost, epsilon: float, options: GWOptions) -> Callable[[], str | None]:
     """What says so once the device has come to it."""
     if not options.mixed_precision:
         return lambda: None
@@ -132,7 +132,7 @@ def _reach(cost: FactoredCost) -> Tensor:
     return reach(A, B)[None]
 
 
-def require_resolved(largest: float, epsilon: float) -> None:
+def check_potentials(largest: float, epsilon: float) -> None:
     """Refuse to return a plan whose potentials float64 cannot add up: its marginals could not be made exact."""
     if largest > ranges.LARGEST_RATIO:
         raise FloatingPointError(

@@ -8,7 +8,7 @@ falling. From a good start that takes three iterations.
 
 Solving each linearisation to its end is a descent where the quadratic part is concave between plans, as squared losses
 of distances are under hard marginals; otherwise two plans can be each other's answer. Then the next cost is taken at
-T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions, by `Damped`:
+T + s (S - T) instead of S, with s halved whenever two consecutive steps point in opposite directions, by `DampedStep`:
 the fixed points are the same. Between matrices that are no distances, as adjacencies, the value of a plan tells where
 the loop would end: where two swap, it is more than the cost that each was found for says.
 """
@@ -32,11 +32,11 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import anneal_epsilon, epsilon_at
-from torchgw.solvers.finish import require_resolved
-from torchgw.solvers.inner import Inner
+from torchgw.solvers.finish import check_potentials
+from torchgw.solvers.inner import InnerSolver
 from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 
 logger = logging.getLogger("torchgw")
 
@@ -49,7 +49,7 @@ SWAPS = 0.01
 
 @storable
 @dataclass(frozen=True)
-class Damped:
+class DampedStep:
     """Damped steps between plans.
 
     plan : T (N, K), at which the next cost is taken.
@@ -61,12 +61,12 @@ class Damped:
     direction: Tensor | None = None
     step: float = 1.0
 
-    def towards(self, solution: Tensor) -> Damped:
+    def step_towards(self, solution: Tensor) -> DampedStep:
         """The next step, towards S (N, K), which is not kept; the memory of this one's tensors is donated to it."""
         direction, step = solution - self.plan, self.step
         if self.direction is not None and float(inner_product(direction, self.direction)) < 0:
             step = max(step / 2, SMALLEST_STEP)
-        return Damped(self.plan.add_(direction, alpha=step), direction, step)
+        return DampedStep(self.plan.add_(direction, alpha=step), direction, step)
 
 
 @storable
@@ -85,13 +85,13 @@ class FixedPoint(PlanState):
     next: FactoredCost | None = None
     values: tuple[float, ...] = ()
     marginals: tuple[Tensor, Tensor] | None = None
-    damped: Damped | None = None
+    damped: DampedStep | None = None
 
 
 def descend(
     gradient: Gradient,
-    start: Start,
-    inner: Inner,
+    start: WarmStart,
+    inner: InnerSolver,
     options: GWOptions,
     loop: Loop,
     by_value: bool = False,
@@ -119,7 +119,7 @@ def descend(
     concave = model.has_hard_marginals and model.loss is SQUARE
     nothing = row.new_zeros(())
 
-    def evaluated(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
+    def evaluate(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
         """The cost at a plan, and the objective there without its entropy."""
         if isinstance(gradient, ModelGradient):
             return gradient.evaluate(at, row)
@@ -129,7 +129,7 @@ def descend(
     def begin() -> FixedPoint:
         cost = gradient(start.coupling(), row) if start.cost is None else start.cost
         first = start.epsilon or epsilon_at(0, epsilon, annealing)
-        return FixedPoint(end=Start(cost, start.f, start.g, first), next=cost)
+        return FixedPoint(warm_start=WarmStart(cost, start.f, start.g, first), next=cost)
 
     def step(state: FixedPoint) -> tuple[FixedPoint, Check, Status | None]:
         cost = state.next
@@ -137,26 +137,26 @@ def descend(
             assert state.coupling is not None
             cost = gradient(state.coupling, row)
         now = anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
-        found = inner.solved(cost, now, state.end, state.marginals, gradient)
-        coupling, end = found.coupling, found.end
+        found = inner.solve_linearization(cost, now, state.warm_start, state.marginals, gradient)
+        coupling, end = found.coupling, found.warm_start
         following, marginals, damped = None, None, state.damped
         change, moved, evaluates = nothing, nothing, isinstance(gradient, ModelGradient) or damped is not None
-        (energy, *known), told = found.told, found.told
+        (energy, *known), told = found.host_numbers, found.host_numbers
         if evaluates:
             at = coupling
             if (damped is not None or not concave) and isinstance(coupling, DenseCoupling):
-                damped = Damped(coupling.plan.clone()) if damped is None else damped.towards(coupling.plan)
+                damped = DampedStep(coupling.plan.clone()) if damped is None else damped.step_towards(coupling.plan)
                 at = DenseCoupling(damped.plan)
                 moved = nothing if damped.direction is None else damped.direction.abs().sum() / row.sum()
-            following, energy = evaluated(at)
+            following, energy = evaluate(at)
             if not model.has_hard_marginals:
                 marginals = model.marginals_of(at)
-                change = _distance(state.marginals, marginals)
+                change = _marginal_distance(state.marginals, marginals)
         # All that the host is to know of the iteration, in one wait.
         residuals = [each for each in (found.residual, found.warm_residual) if isinstance(each, Tensor)]
         if evaluates or residuals:
             told = torch.stack((energy, *known, change, moved, *residuals))
-        reading, ahead = AsyncNumbers(told), found.following
+        reading, ahead = AsyncNumbers(told), found.next_cost
         if reading.overlaps and following is ahead is None:  # the next cost, on a GPU while the host waits
             ahead = gradient(coupling, row)
         value, cancelling, largest, *read = reading.values()
@@ -165,7 +165,7 @@ def descend(
             read.pop(0) if isinstance(each, Tensor) else each for each in (found.residual, found.warm_residual)
         )
         if resolved:
-            require_resolved(largest, epsilon)
+            check_potentials(largest, epsilon)
         # Below the rounding of the terms that cancel in it, a change of the value means nothing.
         noise = 4 * torch.finfo(dtype).eps * cancelling
         still, values = plan_tol * abs(value) + noise, (*state.values, value)[-FLAT - 1 :]
@@ -178,15 +178,15 @@ def descend(
         settled = held and (same or (flat and evaluates))
         looked_at = held and not metric and (same or (flat and state.n_iter % FLAT == 0))
         if looked_at and not evaluates and isinstance(coupling, DenseCoupling):
-            following, energy = evaluated(coupling)
+            following, energy = evaluate(coupling)
             if float(energy) - value > max(still, SWAPS * float(energy)):
                 logger.info("two plans swap, the value is %.3g instead of %.3g: steps are damped", energy, value)
-                settled, damped, value = False, Damped(coupling.plan.clone()), float(energy)
+                settled, damped, value = False, DampedStep(coupling.plan.clone()), float(energy)
                 values = (value,)
         state = FixedPoint(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            end=end,
+            warm_start=end,
             coupling=coupling,
             next=ahead if following is None else following,
             values=values,
@@ -200,7 +200,7 @@ def descend(
     return Solution.of(state, status, loop.history)
 
 
-def _distance(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:
+def _marginal_distance(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:
     """L1 distance of the marginals of two plans, which tells of relaxed ones what warm potentials do not."""
     if old is None:
         return new[0].new_full((), torch.inf)

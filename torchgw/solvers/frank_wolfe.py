@@ -32,18 +32,18 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.transport_lp import TransportError, blurred_duals, equal_masses, transport
+from torchgw.solvers.transport_lp import TransportError, equal_masses, estimate_duals, transport
 
 logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
 
-Found: TypeAlias = tuple[SparseCoupling, Tensor, Tensor | None]
+VertexResult: TypeAlias = tuple[SparseCoupling, Tensor, Tensor | None]
 """A vertex, column potentials (K,) and its own basis."""
 
 
 @runtime_checkable
-class Stepping(Protocol):
+class SteppingGradient(Protocol):
     """A gradient that knows how it changes towards a plan of few entries."""
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Polytope(Protocol):
 
     p: Tensor
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
         """One of little cost (N, K), with column potentials (K,) to begin with, whether all entries are priced, and the
         basis of the vertex before."""
 
@@ -104,7 +104,7 @@ def frank_wolfe(
 
     Parameters
     ----------
-    gradient : C(T) of a plan, in float64; one that is `Stepping` is asked for C(S) - C(T) of steps.
+    gradient : C(T) of a plan, in float64; one that is `SteppingGradient` is asked for C(S) - C(T) of steps.
     plan : a feasible one (N, K).
     dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
     plans : those that are feasible, as `TransportPlans` with given marginals.
@@ -114,20 +114,20 @@ def frank_wolfe(
     offset : what the objective has beside <C(T), T>, for the history.
     """
     p, whole = plans.p, slice(0, len(plans.p))
-    stepping = gradient if isinstance(gradient, Stepping) else None
+    stepping = gradient if isinstance(gradient, SteppingGradient) else None
 
     def linearise(plan: BlockCoupling) -> Tensor:
         return gradient(plan, p).rows(whole)
 
-    def bounded(state: FrankWolfe) -> FrankWolfe:
+    def update_bounds(state: FrankWolfe) -> FrankWolfe:
         bounds = [plans.bound(state.cost, dual) for dual in state.duals]
         gaps = gap(state.value, torch.stack([bound for bound, _ in bounds])).tolist()
         order = sorted(range(len(gaps)), key=gaps.__getitem__)
         return replace(state, duals=tuple(bounds[i][1] for i in order), gap=gaps[order[0]])
 
-    def stands(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], **more: Any) -> FrankWolfe:
+    def make_state(plan: Tensor, cost: Tensor, duals: tuple[Tensor, ...], **more: Any) -> FrankWolfe:
         state = FrankWolfe(plan=plan, cost=cost, duals=duals, value=inner(cost, plan), gap=math.inf, **more)
-        return bounded(state) if bound_ends else state
+        return update_bounds(state) if bound_ends else state
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
@@ -148,7 +148,7 @@ def frank_wolfe(
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * small
         if state.stalled and fall <= small:
-            last = bounded(replace(state, n_iter=n_iter, duals=(dual, *state.duals)))
+            last = update_bounds(replace(state, n_iter=n_iter, duals=(dual, *state.duals)))
             if stalled or last.gap <= small:
                 return last, check, Status.STATIONARY if last.gap <= small else Status.SETTLED
         if fall > 0:
@@ -156,13 +156,13 @@ def frank_wolfe(
             plan[at] += length * vertex.mass
             cost = torch.add(cost, change, alpha=length, out=change)
         duals = dual, state.duals[0]
-        return stands(plan, cost, duals, n_iter=n_iter, stalled=stalled, basis=basis), check, None
+        return make_state(plan, cost, duals, n_iter=n_iter, stalled=stalled, basis=basis), check, None
 
     def begin() -> FrankWolfe:
-        return stands(plan, linearise(DenseCoupling(plan)), (dual,), n_iter=0)
+        return make_state(plan, linearise(DenseCoupling(plan)), (dual,), n_iter=0)
 
     state, status = iterate(FrankWolfe, step, begin, loop)
-    return (bounded(state) if state.gap == math.inf else state), status
+    return (update_bounds(state) if state.gap == math.inf else state), status
 
 
 def lowest_on_segment(slope: float, curvature: float) -> tuple[float, float]:
@@ -195,13 +195,13 @@ class TransportPlans:
         self.rows, self.columns = (sent(torch.from_numpy(place), p.device) for place in self.places)
         self.masses = masses[0][self.places[0]], masses[1][self.places[1]]
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
         every = len(self.rows) * len(self.columns) == cost.numel()
         present = cost if every else cost[self.rows[:, None], self.columns]
         given = [dual.numpy() for dual in fetched(*(dual[self.columns] for dual in duals))]
         known = None if basis is None else basis.cpu().numpy()
         if self.rough and len(duals) == 1 and not equal_masses(*self.masses):  # the first one
-            given = [blurred_duals(present.cpu(), *self.masses, given[0])]
+            given = [estimate_duals(present.cpu(), *self.masses, given[0])]
         found = transport(present.cpu().numpy(), *self.masses, given, priced or self.exact, known)
         plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:
@@ -223,7 +223,7 @@ class FreeColumns:
     def __init__(self, p: Tensor, q: Tensor) -> None:
         self.p, self.q = p, q
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> Found:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
         column = torch.where(self.q > 0, cost, torch.inf).argmin(1)
         first = torch.arange(len(column) + 1, device=column.device)
         return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q), None

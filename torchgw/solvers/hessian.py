@@ -33,7 +33,7 @@ def hessian_of(
     stiffness, total = marginal_stiffness(rows, columns, model)
     x, y = (space.to(model.p.device, torch.float64) for space in spaces)
     if model.has_hard_marginals and model.loss is SQUARE and not whole:
-        x, y = (_centred(space, mass) for space, mass in zip((x, y), (rows, columns), strict=True))
+        x, y = (_centre_factors(space, mass) for space, mass in zip((x, y), (rows, columns), strict=True))
     quadratic = ExactGradient(x, y, rows, columns, model.loss)
     curvature = Curvature(quadratic, model, _level(plan, model), whole)
     respond = Response(plan, stiffness, model.epsilon, total)
@@ -42,7 +42,7 @@ def hessian_of(
     return Hessian(curvature, respond, float(model.weight(rows.sum())))
 
 
-def _centred(space: DistanceProvider, mass: Tensor) -> DistanceProvider:
+def _centre_factors(space: DistanceProvider, mass: Tensor) -> DistanceProvider:
     """The space with factors whose means are zero, where it has factors: changes without sums read the same of it, and
     no combination of factors is a constant, of which they read nothing."""
     factors = space.factors()

@@ -34,7 +34,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, ScalingRun, ScalingState, absorb_potentials, finish_scaling, run_scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, MarginalConstraint
-from torchgw.solvers.warm_start import Start, brought
+from torchgw.solvers.warm_start import WarmStart, adapt_potentials
 from torchgw.types import Softmins
 
 SKIPPED_FROM = 4096
@@ -44,7 +44,7 @@ SETTLED_RATIO = 3e4
 
 
 @storable
-class Linear(NamedTuple):
+class LinearProblem(NamedTuple):
     """A linear transport problem.
 
     A, B : factors (N, r), (K, r) of its score -cost / epsilon, in base 2, up to row and column terms.
@@ -61,19 +61,19 @@ class Linear(NamedTuple):
     @classmethod
     def of(
         cls, cost: FactoredCost, epsilon: float | Tensor, row: MarginalConstraint, column: MarginalConstraint
-    ) -> Linear:
+    ) -> LinearProblem:
         """The problem with this cost; its potentials are those of the score 2 U V^T log2(e) / epsilon."""
         extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
         return cls(*cost.balanced_score(epsilon), row, column, extra)
 
-    def settled(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    def potentials_from_sums(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
         rows, columns = (side.to(f.dtype) for side in sums)
         largest = SETTLED_RATIO if self.row.has_divergence and self.column.has_divergence else LARGEST_RATIO
         return self.row.potential_from_sums(rows, f, largest), self.column.potential_from_sums(columns, g, largest)
 
 
-class Transported(NamedTuple):
+class InnerSolution(NamedTuple):
     """A linear problem that was solved.
 
     coupling : the plan T (N, K), rounded onto the marginals.
@@ -85,66 +85,66 @@ class Transported(NamedTuple):
     """
 
     coupling: BlockCoupling
-    end: Start
-    told: Tensor
-    following: FactoredCost | None
+    warm_start: WarmStart
+    host_numbers: Tensor
+    next_cost: FactoredCost | None
     residual: Tensor | float
     n_iter: int
     warm_residual: Tensor | float
 
 
-class Inner(Protocol):
+class InnerSolver(Protocol):
     """Solves linear problems of a model, on the way to its epsilon."""
 
     model: Model
 
-    def solved(
+    def solve_linearization(
         self,
         cost: FactoredCost,
         epsilon: float,
-        warm: Start,
+        warm: WarmStart,
         sums: tuple[Tensor, Tensor] | None = None,
         gradient: Gradient | None = None,
-    ) -> Transported:
+    ) -> InnerSolution:
         """The plan of a cost from warm potentials of any epsilon. The marginals ``sums`` (N,), (K,) of the last plan,
         where they may give way, can tell potentials better. The ``gradient`` is the one that is asked next."""
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
+    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
         """Only its potentials, from warm ones f (N,), g (K,)."""
 
 
-class StoredInner:
+class StoredSolver:
     """Stores score and plan, 8 bytes for each pair in float32, and reuses both, with the masses in their dtype."""
 
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
         self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
         self._score, self._plan = torch.empty(0), torch.empty(0)
 
-    def solved(
+    def solve_linearization(
         self,
         cost: FactoredCost,
         epsilon: float,
-        warm: Start,
+        warm: WarmStart,
         sums: tuple[Tensor, Tensor] | None = None,
         gradient: Gradient | None = None,
-    ) -> Transported:
+    ) -> InnerSolution:
         assert warm.epsilon is not None
         score, plan = self._memory(cost.a, len(cost.b))
-        ratio, at = temperatures(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
-        start = Start(cost, warm.f, warm.g)
-        begun = _begun(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
-        found, masses = self._opened(begun.row, begun.column, begun.scaled), self.model.masses_in(cost.a.dtype)
+        ratio, at = as_graph_numbers(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
+        start = WarmStart(cost, warm.f, warm.g)
+        begun = _begin_scaling(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
+        found, masses = self._run_scaling(begun.row, begun.column, begun.scaling), self.model.masses_in(cost.a.dtype)
         terms, marginals = (cost.a, cost.b), self.model.marginals
         ahead = gradient.without_scale if plan.is_cuda and isinstance(gradient, ExactGradient) else None
-        begun = begun._replace(scaled=found.state)
-        f, g, told, following = _ended(score, plan, begun, terms, masses, marginals, at, ahead)
-        return Transported(DenseCoupling(plan), Start(cost, f, g, epsilon), told, following, *found[1:])
+        begun = begun._replace(scaling=found.state)
+        f, g, told, following = _finish_plan(score, plan, begun, terms, masses, marginals, at, ahead)
+        return InnerSolution(DenseCoupling(plan), WarmStart(cost, f, g, epsilon), told, following, *found[1:])
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
+    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
         """Leaves the plan, not rounded, in the buffer."""
         score, plan = self._memory(linear.A, len(linear.B))
-        first = _first(self.kernel, linear, f, g, score, plan)
-        found = self._opened(linear.row, linear.column, first)
+        first = _absorb_start(self.kernel, linear, f, g, score, plan)
+        found = self._run_scaling(linear.row, linear.column, first)
         f, g, largest = finish_scaling(plan, found.state)
         return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
@@ -156,12 +156,12 @@ class StoredInner:
             self._score, self._plan = scratches(2, *shape, dtype=like.dtype, device=like.device)
         return self._score, self._plan
 
-    def _opened(self, row: MarginalConstraint, column: MarginalConstraint, first: ScalingState) -> ScalingRun:
+    def _run_scaling(self, row: MarginalConstraint, column: MarginalConstraint, first: ScalingState) -> ScalingRun:
         scaler = Scaler(self.kernel.bind(self._score), row, column, self._plan)
         return run_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
 
 
-class Begun(NamedTuple):
+class InitialScaling(NamedTuple):
     """A linear problem of a stored score after its first iteration.
 
     cost : its cost, centred, without a stored part.
@@ -174,10 +174,10 @@ class Begun(NamedTuple):
     shifts: tuple[Tensor, Tensor]
     row: MarginalConstraint
     column: MarginalConstraint
-    scaled: ScalingState
+    scaling: ScalingState
 
 
-def temperatures(
+def as_graph_numbers(
     device: torch.device, ratio: float, epsilon: float, model: Model
 ) -> tuple[float | Tensor, float | Tensor]:
     """The numbers as a graph takes them: on a GPU, where they do not enter the sides, as tensors; a ratio of 1, which
@@ -189,29 +189,31 @@ def temperatures(
 
 
 @replayed("score", "plan")
-def _begun(
+def _begin_scaling(
     kernel: Kernel,
     model: Model,
-    start: Start,
+    start: WarmStart,
     ratio: float | Tensor,
     epsilon: float | Tensor,
     sums: tuple[Tensor, Tensor] | None,
     score: Tensor,
     plan: Tensor,
-) -> Begun:
+) -> InitialScaling:
     """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon."""
     assert start.cost is not None
-    centred, *shifts, f, g = brought(start.cost, start.f, start.g, ratio, epsilon, model.logs)
+    centred, *shifts, f, g = adapt_potentials(start.cost, start.f, start.g, ratio, epsilon, model.logs)
     sides = model.make_constraints(epsilon, centred, f.dtype)
-    linear = Linear.of(centred, epsilon, *sides)
+    linear = LinearProblem.of(centred, epsilon, *sides)
     if sums is not None:
-        f, g = linear.settled(sums, f, g)
+        f, g = linear.potentials_from_sums(sums, f, g)
     bare = replace(centred, extra=None)
-    return Begun(bare, (shifts[0], shifts[1]), *sides, _first(kernel, linear, f, g, score, plan))
+    return InitialScaling(bare, (shifts[0], shifts[1]), *sides, _absorb_start(kernel, linear, f, g, score, plan))
 
 
 @replayed("score", "plan")
-def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, plan: Tensor) -> ScalingState:
+def _absorb_start(
+    kernel: Kernel, linear: LinearProblem, f: Tensor, g: Tensor, score: Tensor, plan: Tensor
+) -> ScalingState:
     """A linear problem after its first iteration, its score stored."""
     torch.mm(linear.A, linear.B.T, out=score)
     if linear.extra is not None:
@@ -223,10 +225,10 @@ def _first(kernel: Kernel, linear: Linear, f: Tensor, g: Tensor, score: Tensor, 
 
 
 @replayed("plan")
-def _ended(
+def _finish_plan(
     score: Tensor,
     plan: Tensor,
-    begun: Begun,
+    begun: InitialScaling,
     terms: tuple[Tensor, Tensor],
     masses: tuple[Tensor, Tensor],
     marginals: Marginals,
@@ -234,7 +236,7 @@ def _ended(
     gradient: ExactGradient | None,
 ) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
     """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
-    (p, q), (f, g, largest) = masses, finish_scaling(plan, begun.scaled)
+    (p, q), (f, g, largest) = masses, finish_scaling(plan, begun.scaling)
     round_plan(plan, p, q, marginals)
     value = begun.cost.expectation_from_score(_overlap(score, plan), epsilon, p, q)
     cancelling = terms[0].abs() @ p + terms[1].abs() @ q
@@ -243,7 +245,7 @@ def _ended(
     return f, g, torch.stack((value, cancelling, largest)), following
 
 
-class StreamedInner:
+class StreamedSolver:
     """Stores neither. Points must be in an order in which neighbours are near; from 4096 x 4096 on, tiles without mass
     are left out, those outside of which all mass lies but the share ``omitted``."""
 
@@ -259,19 +261,19 @@ class StreamedInner:
         self.kernel, self.tiled, self.model = kernel, tiled, model
         self.options, self.omitted, self.ranks = options, omitted, ranks
 
-    def solved(
+    def solve_linearization(
         self,
         cost: FactoredCost,
         epsilon: float,
-        warm: Start,
+        warm: WarmStart,
         sums: tuple[Tensor, Tensor] | None = None,
         gradient: Gradient | None = None,
-    ) -> Transported:
-        centred, *shifts, f, g = warm.at(cost, epsilon, self.model)
+    ) -> InnerSolution:
+        centred, *shifts, f, g = warm.adapt(cost, epsilon, self.model)
         model = self.model
-        linear = Linear.of(centred, epsilon, *model.make_constraints(epsilon, centred, f.dtype))
+        linear = LinearProblem.of(centred, epsilon, *model.make_constraints(epsilon, centred, f.dtype))
         A, B = linear.A, linear.B
-        state = self.potentials(linear, *((f, g) if sums is None else linear.settled(sums, f, g)))
+        state = self.potentials(linear, *((f, g) if sums is None else linear.potentials_from_sums(sums, f, g)))
         tiles = self.tiles(A, B, state.f, state.g)
         (p, q), left, right = model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         plan = TiledPlan(left, right, state.f.double(), state.g.double(), tiles)
@@ -282,9 +284,9 @@ class StreamedInner:
         told = torch.stack((value, cost.a.abs() @ p + cost.b.abs() @ q, state.largest))
         f, g = torch._foreach_sub((state.f, state.g), shifts)
         known = state.residual, state.n_iter, state.warm_residual
-        return Transported(rounded.coupling(A, B), Start(cost, f, g, epsilon), told, None, *known)
+        return InnerSolution(rounded.coupling(A, B), WarmStart(cost, f, g, epsilon), told, None, *known)
 
-    def potentials(self, linear: Linear, f: Tensor, g: Tensor) -> SinkhornState:
+    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
         assert linear.extra is None, "what streams has factors"
         score, most = self.score(linear.A, linear.B, f, g), self.options.exact_max_iter
         return sinkhorn(score, linear.row, linear.column, f, g, options=self.options, max_iter=most)

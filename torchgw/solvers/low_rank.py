@@ -57,7 +57,7 @@ MEDOID_ROUNDS = 20
 
 
 def solve_low_rank(
-    problem: Factored,
+    problem: FactoredProblem,
     options: LowRankOptions,
     generator: torch.Generator,
     *,
@@ -78,24 +78,24 @@ def solve_low_rank(
     O((N + K) r (r + r_X + r_Y)) time for each iteration and O((N + K) (r + r_X + r_Y)) memory, in float64.
     """
     p, q, epsilon = problem.p, problem.q, problem.epsilon
-    start = perturbed(LowRankFactors(*(side.double() for side in start)), p, q, generator)
+    start = perturb_factors(LowRankFactors(*(side.double() for side in start)), p, q, generator)
     loop, noise = Loop(watch or Watch(), History(), options.max_iter), ROUNDING * problem.constant
 
-    def projected(logs: LowRankFactors) -> Projection:
+    def project_logs(logs: LowRankFactors) -> Projection:
         return project(logs, p, q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
 
     def begin() -> MirrorState:
-        first = projected(start.logarithms())
+        first = project_logs(start.logarithms())
         return MirrorState(
             n_iter_sinkhorn=first.n_iter,
-            point=problem.at(first.factors),
+            point=problem.evaluate(first.factors),
             step=options.step * FIRST_STEP,
             residual=first.residual,
         )
 
     def step(state: MirrorState) -> tuple[MirrorState, Check, Status | None]:
         """One accepted step, or none where no length lowers the objective."""
-        gradient, point, length = problem.reduced(state.point.gradient), state.point, state.step
+        gradient, point, length = problem.remove_null_terms(state.point.gradient), state.point, state.step
         norm = max(float(side.abs().amax()) for side in gradient)
         change, residual, n_sweeps = 0.0, state.residual, state.n_iter_sinkhorn
         for _ in range(MOST_CUTS if norm > max(noise, 0.0) else 0):
@@ -103,9 +103,9 @@ def solve_low_rank(
             gamma = exponent / norm
             damping = 1 + gamma * epsilon
             logs = ((log - gamma * side) / damping for log, side in zip(point.logs, gradient, strict=True))
-            found = projected(LowRankFactors(*logs))
+            found = project_logs(LowRankFactors(*logs))
             n_sweeps += found.n_iter
-            new = problem.at(found.factors)
+            new = problem.evaluate(found.factors)
             if found.residual <= USABLE and new.objective <= point.objective + noise:
                 change, point, residual = _divergence(new, point) / exponent**2, new, found.residual
                 length = min(length * GROWTH, options.step)
@@ -126,8 +126,8 @@ def solve_low_rank(
     rounded = round_factors(state.point.factors, p, q)
     return Solution(
         coupling=LowRankCoupling(*rounded),
-        end=None,
-        energy=max(problem.at(rounded).value, 0.0),
+        warm_start=None,
+        energy=max(problem.evaluate(rounded).value, 0.0),
         marginal_residual=state.residual,
         status=status if state.residual <= USABLE else Status.MARGINALS,
         n_iter=state.n_iter,
@@ -145,7 +145,7 @@ def _factors(space: DistanceProvider, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @storable
-class Point(NamedTuple):
+class MirrorIterate(NamedTuple):
     """An iterate of mirror descent.
 
     factors, logs : Q (N, r), R (K, r), g (r,) on the marginals, and their logarithms.
@@ -172,7 +172,7 @@ class MirrorState(State):
     last_change : symmetric Kullback-Leibler divergence of the last step over its squared length.
     """
 
-    point: Point
+    point: MirrorIterate
     step: float
     residual: float
     last_change: float = float("inf")
@@ -183,7 +183,7 @@ class MirrorState(State):
 
 
 @dataclass(frozen=True)
-class Factored:
+class FactoredProblem:
     """The problem between factored distances F diag(s) F^T and G diag(t) G^T of the points with mass.
 
     F, G : factors (N, r_X), (K, r_Y).
@@ -203,12 +203,14 @@ class Factored:
     epsilon: float
 
     @classmethod
-    def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, epsilon: float) -> Factored:
+    def of(
+        cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, epsilon: float
+    ) -> FactoredProblem:
         (F, s), (G, t) = _factors(source, p), _factors(target, q)
         constant = float(factored_mean_square(F, s, p) + factored_mean_square(G, t, q))
         return cls(F, s, G, t, p, q, constant, epsilon)
 
-    def at(self, factors: LowRankFactors) -> Point:
+    def evaluate(self, factors: LowRankFactors) -> MirrorIterate:
         """The objective and its gradient, O((N + K) r (r_X + r_Y))."""
         Q, R, g = factors
         FQ, GR = self.F.T @ Q, self.G.T @ R
@@ -218,9 +220,11 @@ class Factored:
         overlap = (W_A * W_B) @ g
         gradient = LowRankFactors(-2 * self.F @ (sFQ @ W_B), -2 * self.G @ (tGR @ W_A), 2 * overlap)
         value = self.constant - 2 * float(g @ overlap)
-        return Point(factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient)
+        return MirrorIterate(
+            factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient
+        )
 
-    def reduced(self, gradient: LowRankFactors) -> LowRankFactors:
+    def remove_null_terms(self, gradient: LowRankFactors) -> LowRankFactors:
         """The gradient without the terms that the constraints do not see."""
         weights, sides = gradient.g, []
         for side, mass in ((gradient.Q, self.p), (gradient.R, self.q)):
@@ -236,13 +240,13 @@ def _entropy(factors: LowRankFactors) -> float:
     return float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
 
 
-def _divergence(new: Point, old: Point) -> float:
+def _divergence(new: MirrorIterate, old: MirrorIterate) -> float:
     """KL(new | old) + KL(old | new), summed over the three factors."""
     pairs = zip(new.factors, old.factors, new.logs, old.logs, strict=True)
     return float(sum(torch.nan_to_num((x - y) * (log_x - log_y), posinf=0.0).sum() for x, y, log_x, log_y in pairs))
 
 
-def perturbed(start: LowRankFactors, p: Tensor, q: Tensor, generator: torch.Generator) -> LowRankFactors:
+def perturb_factors(start: LowRankFactors, p: Tensor, q: Tensor, generator: torch.Generator) -> LowRankFactors:
     """Factors near the given ones with positive entries and no two equal components; p, q positive."""
     share = (start.g / start.g.sum()).clamp_min(LEAST / len(start.g))
     sides = []
@@ -312,7 +316,7 @@ def group_cells(distances: Tensor, mass: Tensor, rank: int, generator: torch.Gen
         if torch.equal(last, label):
             break
     shares = torch.nn.functional.one_hot(label, len(medoids)).to(mass)
-    parts = _parts(mass @ shares, rank)
+    parts = _count_components(mass @ shares, rank)
     return (shares / parts).repeat_interleave(parts, dim=1)
 
 
@@ -323,7 +327,7 @@ def _nearest(squares: Tensor, medoids: Tensor) -> Tensor:
     return label
 
 
-def _parts(mass: Tensor, rank: int) -> Tensor:
+def _count_components(mass: Tensor, rank: int) -> Tensor:
     """How many components each group gets, ``rank`` in all: one, and the heaviest more."""
     parts = torch.ones_like(mass, dtype=torch.int64)
     for _ in range(rank - len(mass)):

@@ -47,7 +47,7 @@ class Flow(NamedTuple):
     column_dual: Array
 
 
-def available() -> bool:
+def has_ortools() -> bool:
     """Whether OR-tools is installed."""
     return find_spec("ortools") is not None
 
@@ -61,7 +61,7 @@ def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array
     TransportError
         Where there is none.
     """
-    (n, k), (supply, demand, unit) = (len(p), len(q)), _integers(p, q)
+    (n, k), (supply, demand, unit) = (len(p), len(q)), _to_integers(p, q)
     supplies, most = np.concatenate((supply, -demand)), np.minimum(supply[row], demand[column])
     for largest in LARGEST:
         flows: Any = import_module("ortools.graph.python.min_cost_flow").SimpleMinCostFlow()
@@ -83,15 +83,15 @@ def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array
     return Flow(x, *(step * side for side in _prices(whole, row, column, x > 0, n, k)))
 
 
-def _integers(p: Array, q: Array) -> tuple[Array, Array, float]:
+def _to_integers(p: Array, q: Array) -> tuple[Array, Array, float]:
     """Masses (N,), (K,) as integers of equal sums, and their unit."""
-    units = _units(p, q)
+    units = _common_units(p, q)
     supply, demand = (np.rint(side * (units / side.sum())).astype(np.int64).clip(min=1) for side in (p, q))
     demand[demand.argmax()] += supply.sum() - demand.sum()
     return supply, demand, float(p.sum()) / units
 
 
-def _units(p: Array, q: Array) -> int:
+def _common_units(p: Array, q: Array) -> int:
     """The least number of equal parts of the whole that all masses are multiples of, as those of points that are alike
     and of cells of them; `UNITS` where these are many."""
     found = 1

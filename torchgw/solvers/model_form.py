@@ -46,7 +46,7 @@ SHARES = (1.0, 0.7)  # of the mass, of partial plans that lead to those of total
 APART = 2.0  # times the largest cost: what both further points cost each other
 
 
-def graded(model: Model, gain: float) -> list[Model]:
+def make_continuation_models(model: Model, gain: float) -> list[Model]:
     """Models that lead to one, itself last. By total variation they begin with one by which matches at random, which
     cost about what there is to ``gain``, are worth it, and each next is half as generous: beside matches that are wrong
     the right ones cost much as well, and judged at once all would be left."""
@@ -57,7 +57,7 @@ def graded(model: Model, gain: float) -> list[Model]:
     return [*(replace(model, marginals=Unbalanced(f * x, f * y, "tv")) for f in factors), model]
 
 
-def searched_by(model: Model) -> list[Model]:
+def make_search_models(model: Model) -> list[Model]:
     """Models by which what leads to one is searched for. Under a free marginal it is the model itself, and a partial
     one with room for the largest mass everywhere: beside others, points that all can take say little. By total
     variation they are partial, of all the mass that there can be, which becomes one, and of less, for outliers."""
@@ -96,81 +96,81 @@ class ModelForm:
         if self.model.penalty is not None and self.model.strength == math.inf:
             longest = min(len(self.model.p), len(self.model.q)) - 1.0
             given = FactoredCost.weighted_sum([given, self.model.penalty.to(torch.float64)], [1.0, longest])
-        return given.rows(slice(None)) - self.model.beta * self.saved
+        return given.rows(slice(None)) - self.model.beta * self.mass_worth
 
     @property
-    def saved(self) -> float:
+    def mass_worth(self) -> float:
         """r, what a mass is worth."""
         return sum(self.model.marginals.weights) if self.model.marginals.varied else 0.0
 
     @property
-    def further(self) -> bool:
+    def has_slack_points(self) -> bool:
         """Whether one more row and column take what is left."""
         return self.model.marginals.total is not None or self.model.marginals.varied
 
     @property
-    def turned(self) -> bool:
+    def has_free_rows(self) -> bool:
         """Whether it is the rows that are free."""
-        return self.free and self.model.marginals.weights[0] < math.inf
+        return self.has_free_side and self.model.marginals.weights[0] < math.inf
 
-    def plans(self, exact: bool, rough: bool = False) -> Polytope:
+    def make_polytope(self, exact: bool, rough: bool = False) -> Polytope:
         """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
-        return FreeColumns(*self.masses) if self.free else TransportPlans(*self.masses, exact, rough)
+        return FreeColumns(*self.masses) if self.has_free_side else TransportPlans(*self.masses, exact, rough)
 
     @property
-    def free(self) -> bool:
+    def has_free_side(self) -> bool:
         """Whether one side is."""
-        return min(self.model.marginals.weights) < math.inf and not self.further
+        return min(self.model.marginals.weights) < math.inf and not self.has_slack_points
 
     @cached_property
     def masses(self) -> tuple[Tensor, Tensor]:
         """Of the form's rows and columns."""
         (p, q), total = self.model.masses, self.model.marginals.total or 0.0
-        if not self.further:
-            return (q, p) if self.turned else (p, q)
+        if not self.has_slack_points:
+            return (q, p) if self.has_free_rows else (p, q)
         left = ((side.sum() - total).clamp_min(0.0)[None] for side in (q, p))
         return torch.cat((p, next(left))), torch.cat((q, next(left)))
 
-    def entered(self, plan: Tensor) -> Tensor:
+    def extend(self, plan: Tensor) -> Tensor:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
         (p, q), marginals = self.model.masses, self.model.marginals
-        total = self._most if marginals.varied else marginals.total or 1.0
+        total = self._largest_mass if marginals.varied else marginals.total or 1.0
         plan.mul_(total / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
         plan = round_plan(plan, p, q, marginals)
-        if not self.further:
-            return plan.T.contiguous() if self.turned else plan
+        if not self.has_slack_points:
+            return plan.T.contiguous() if self.has_free_rows else plan
         whole = torch.nn.functional.pad(plan, (0, 1, 0, 1))
         whole[:-1, -1], whole[-1, :-1] = (p - plan.sum(1)).clamp_min(0.0), (q - plan.sum(0)).clamp_min(0.0)
         if self.model.marginals.varied:
             whole[-1, -1] = plan.sum()
         return whole
 
-    def alone(self) -> Tensor:
+    def best_single_pair(self) -> Tensor:
         """The plan (N, K) of the pair that saves most alone: by total variation without a linear cost that is lower
         than no plan at all, which conditional gradients cannot leave."""
         p, q = self.model.masses
         mass = torch.minimum(p[:, None], q)
-        saved = self.model.alpha * self.saved * mass
+        saved = self.model.alpha * self.mass_worth * mass
         worth = mass * (saved if self.linear is None else saved - self.linear)
         found = torch.zeros_like(worth)
         found.view(-1)[worth.argmax()] = 1.0
         return found
 
-    def left(self, plan: Tensor) -> Tensor:
+    def restrict(self, plan: Tensor) -> Tensor:
         """The plan (N, K) that one of the form's stands for."""
         n, k = len(self.model.p), len(self.model.q)
-        return plan.T.contiguous() if self.turned else plan[:n, :k].contiguous()
+        return plan.T.contiguous() if self.has_free_rows else plan[:n, :k].contiguous()
 
-    def duals(self, dual: Tensor) -> Tensor:
+    def extend_duals(self, dual: Tensor) -> Tensor:
         """Potentials of the form's columns, from column potentials (K,) of a linear problem of the model."""
-        if self.free:
+        if self.has_free_side:
             return torch.zeros_like(self.masses[1])
         dual = dual * self._weight
-        return torch.cat((dual, dual.amax()[None])) if self.further else dual
+        return torch.cat((dual, dual.amax()[None])) if self.has_slack_points else dual
 
-    def dual(self, duals: Tensor) -> Tensor:
+    def restrict_duals(self, duals: Tensor) -> Tensor:
         """Column potentials (K,) of the model's linear problem, from those of the form's columns."""
-        if self.free:
+        if self.has_free_side:
             return torch.zeros_like(self.model.q)
         own = duals[: len(self.model.q)] / self._weight
         return own - duals[-1] / self._weight if self.model.marginals.varied else own
@@ -181,21 +181,21 @@ class ModelForm:
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         """C(T) (stored) of one of the form's plans."""
-        plan = self._stands_for(coupling)
+        plan = self._restrict_coupling(coupling)
         rows, columns = plan.marginal(1).to(p), plan.marginal(0).to(p)
         cost = (
             self.exact(plan, rows, None if self.model.has_hard_marginals else columns).rows(slice(None))
             * self.model.alpha
         )
-        if self.saved > 0:
-            cost -= self.model.alpha * self.saved * rows.sum()
+        if self.mass_worth > 0:
+            cost -= self.model.alpha * self.mass_worth * rows.sum()
         if self.linear is not None:
             cost += self.linear / 2
-        return FactoredCost.from_matrix(self._padded(cost).add_(self._constant(plan)))
+        return FactoredCost.from_matrix(self._pad_costs(cost).add_(self._constant(plan)))
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         """C(S) - C(T) (N, K) of two of the form's plans, the first of few entries, from C(T)."""
-        corner, stands = self._stands_for(vertex), DenseCoupling(self.left(plan))
+        corner, stands = self._restrict_coupling(vertex), DenseCoupling(self.restrict(plan))
         assert isinstance(corner, SparseCoupling)
         exact = self.exact
         found = exact.cross(corner, stands.plan) if isinstance(exact, MatchingGradient) else None
@@ -204,13 +204,13 @@ class ModelForm:
         if not self.model.has_hard_marginals:
             rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
             a, b = exact.means(rows, columns)
-            found.add_(a[:, None] - self.saved * rows.sum()).add_(b)
+            found.add_(a[:, None] - self.mass_worth * rows.sum()).add_(b)
         found *= self.model.alpha
-        return self._padded(found).add_(self._constant(corner) - self._constant(stands))
+        return self._pad_costs(found).add_(self._constant(corner) - self._constant(stands))
 
     def _constant(self, plan: DenseCoupling | SparseCoupling) -> float:
         """(<L, T> / 2 + c) / W of a plan (N, K)."""
-        found = self._nothing
+        found = self._empty_plan_value
         if self.linear is not None and isinstance(plan, SparseCoupling):
             found += float(plan.mass @ self.linear[plan.row, plan.column]) / 2
         elif self.linear is not None and isinstance(plan, DenseCoupling):
@@ -218,37 +218,39 @@ class ModelForm:
         return found / float(self.masses[0].sum())
 
     @property
-    def _most(self) -> float:
+    def _largest_mass(self) -> float:
         """The largest mass of a plan that total variation holds."""
         return float(torch.minimum(self.model.p.sum(), self.model.q.sum()))
 
     @cached_property
-    def least(self) -> float:
+    def unavoidable_cost(self) -> float:
         """What masses of unequal sums cost at least by total variation. It is no part of the form: it would make a
         gap look small."""
         if not self.model.marginals.varied:
             return 0.0
-        rows, columns = (side * (self._most / float(side.sum())) for side in self.model.masses)
+        rows, columns = (side * (self._largest_mass / float(side.sum())) for side in self.model.masses)
         return float(self.model.divergences(rows, columns))
 
     @cached_property
-    def _nothing(self) -> float:
+    def _empty_plan_value(self) -> float:
         """c, what F is of no plan at all, beyond what it is at least."""
         rows, columns = (torch.zeros_like(side) for side in self.model.masses)
-        return float(self.model.divergences(rows, columns)) - self.least if self.model.marginals.varied else 0.0
+        return (
+            float(self.model.divergences(rows, columns)) - self.unavoidable_cost if self.model.marginals.varied else 0.0
+        )
 
-    def _padded(self, cost: Tensor) -> Tensor:
+    def _pad_costs(self, cost: Tensor) -> Tensor:
         """Costs (N, K) as those of the form's plans."""
-        if self.further:
+        if self.has_slack_points:
             largest = cost.abs().amax()
             cost = torch.nn.functional.pad(cost, (0, 1, 0, 1))
             cost[-1, -1] = 0.0 if self.model.marginals.varied else APART * largest
-        return cost.T.contiguous() if self.turned else cost
+        return cost.T.contiguous() if self.has_free_rows else cost
 
-    def _stands_for(self, coupling: Coupling) -> DenseCoupling | SparseCoupling:
+    def _restrict_coupling(self, coupling: Coupling) -> DenseCoupling | SparseCoupling:
         """The plan (N, K) of few entries where that of the form has few."""
         n, k = len(self.model.p), len(self.model.q)
         if not isinstance(coupling, SparseCoupling):
-            return DenseCoupling(self.left(coupling.to_dense()))
-        matrix = coupling.matrix.T.tocsr() if self.turned else coupling.matrix[:n, :k]
+            return DenseCoupling(self.restrict(coupling.to_dense()))
+        matrix = coupling.matrix.T.tocsr() if self.has_free_rows else coupling.matrix[:n, :k]
         return SparseCoupling.of(matrix, coupling.device)

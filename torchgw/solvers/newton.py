@@ -26,10 +26,10 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import Inner
+from torchgw.solvers.inner import InnerSolver
 from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 
 SATURATED = 1e-6
 LANCZOS_STEPS = 30
@@ -59,11 +59,11 @@ class NewtonState(PlanState):
     halved: bool = False
 
 
-def refined(
+def refine_by_newton(
     quadratic: ExactGradient,
-    start: Start,
+    start: WarmStart,
     model: Model,
-    inner: Inner,
+    inner: InnerSolver,
     options: GWOptions,
     watch: Watch,
     history: History,
@@ -75,15 +75,15 @@ def refined(
         return descend(gradient, start, inner, options, loop)
     value = history.cost[-1] if history.cost else float("nan")
 
-    def around(cost: FactoredCost) -> Curvature:
+    def make_curvature(cost: FactoredCost) -> Curvature:
         return Curvature(quadratic, model, level_of(cost, model), whole)
 
-    def following(state: NewtonState) -> tuple[FactoredCost, Tensor | None]:
+    def next_cost(state: NewtonState) -> tuple[FactoredCost, Tensor | None]:
         """The next cost, and what of a plan it is taken at."""
-        assert state.end.cost is not None
+        assert state.warm_start.cost is not None
         if state.read is None or state.coupling is None:
-            return state.end.cost, None
-        curvature, y = around(state.end.cost), state.origin
+            return state.warm_start.cost, None
+        curvature, y = make_curvature(state.warm_start.cost), state.origin
         if y is not None and state.halved:
             rows, columns = model.marginals_of(state.coupling)
             stiffness, total = marginal_stiffness(rows, columns, model)
@@ -94,10 +94,10 @@ def refined(
         return _cost(curvature, gradient, y), y
 
     def step(state: NewtonState) -> tuple[NewtonState, Check, Status | None]:
-        cost, y = following(state)
-        found = inner.solved(cost, model.epsilon, state.end)
-        coupling, end = found.coupling, found.end
-        read = around(cost).read(coupling, *model.marginals_of(coupling))
+        cost, y = next_cost(state)
+        found = inner.solve_linearization(cost, model.epsilon, state.warm_start)
+        coupling, end = found.coupling, found.warm_start
+        read = make_curvature(cost).read(coupling, *model.marginals_of(coupling))
         last, change = state.last_change, float("inf")
         if y is not None:
             tiny = torch.finfo(read.dtype).tiny
@@ -108,7 +108,7 @@ def refined(
         state = NewtonState(
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            end=end,
+            warm_start=end,
             coupling=coupling,
             origin=y,
             read=read,
@@ -118,7 +118,7 @@ def refined(
         settled = change <= SETTLED * tol or (change <= STALLED and not halved)
         return state, Check(value, change, model.epsilon), Status.SETTLED if settled else None
 
-    state, status = iterate(NewtonState, step, lambda: NewtonState(end=start), loop)
+    state, status = iterate(NewtonState, step, lambda: NewtonState(warm_start=start), loop)
     return Solution.of(state, status, history)
 
 

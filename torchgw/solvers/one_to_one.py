@@ -31,7 +31,7 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import centres
 from torchgw.linalg.sparse_entries import entry_rows, make_csr, select_entries
-from torchgw.solvers.transport_lp import blurred_duals, transport
+from torchgw.solvers.transport_lp import estimate_duals, transport
 from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
 
@@ -68,18 +68,18 @@ def assign(coupling: BlockCoupling, tolerance: float = TOLERANCE, stored: int = 
     """
     n, k = coupling.shape
     if isinstance(coupling, SparseCoupling):
-        return of_matrix(coupling.matrix)
+        return assign_sparse(coupling.matrix)
     if n > k:
         target, source, mass, bound = assign(coupling.transpose(), tolerance, stored)
         order = np.argsort(source)
         return Assignment(source[order], target[order], mass[order], bound)
-    plan = _factored(coupling) if n * k > stored else None
+    plan = _make_factored_plan(coupling) if n * k > stored else None
     if plan is None:
-        return of_stored(coupling.to_dense().detach().double().cpu().numpy())
-    return _priced(plan, tolerance)
+        return assign_dense(coupling.to_dense().detach().double().cpu().numpy())
+    return _assign_by_pricing(plan, tolerance)
 
 
-def of_stored(plan: Array) -> Assignment:
+def assign_dense(plan: Array) -> Assignment:
     """Of a dense plan (N, K)."""
     from scipy.optimize import linear_sum_assignment  # late: it takes a third of the import of this package
 
@@ -89,13 +89,13 @@ def of_stored(plan: Array) -> Assignment:
     return Assignment(row[some], column[some], mass[some], float(mass.sum()))
 
 
-def of_matrix(W: Any) -> Assignment:
+def assign_sparse(W: Any) -> Assignment:
     """Of a CSR array (N, K)."""
     W = select_entries(W, W.data > 0)
     most = float(W.data.max(initial=0.0))
     mate, u, v = auction(W, np.zeros(W.shape[1]), FIRST_STEP * most)
     row = np.flatnonzero(mate >= 0)
-    return Assignment(row, mate[row], _at(W, row, mate[row]), float(u.sum() + v.sum()))
+    return Assignment(row, mate[row], _entries_at(W, row, mate[row]), float(u.sum() + v.sum()))
 
 
 def auction(W: Any, v: Array, step: float) -> tuple[Array, Array, Array]:
@@ -117,7 +117,7 @@ def auction(W: Any, v: Array, step: float) -> tuple[Array, Array, Array]:
     while True:
         u = _profits(W, v)
         has = np.flatnonzero(mate >= 0)
-        paid = _at(W, has, mate[has]) - v[mate[has]]
+        paid = _entries_at(W, has, mate[has]) - v[mate[has]]
         leaves = paid < u[has] - step
         u[has] = paid
         owner[mate[has[leaves]]] = mate[has[leaves]] = -1
@@ -172,7 +172,7 @@ def _bid(W: Any, v: Array, u: Array, mate: Array, owner: Array, step: float) -> 
         rows = np.concatenate((lost, outbid))
 
 
-def potentials(W: Any, mate: Array) -> tuple[Array, Array]:
+def compute_potentials(W: Any, mate: Array) -> tuple[Array, Array]:
     """Potentials u (N,), v (K,) >= 0 of an assignment of most weight, the v as small as they can be:
 
     v_j = max over rows i of W_ij - W_i,mate(i) + v_mate(i), and zero.
@@ -180,7 +180,7 @@ def potentials(W: Any, mate: Array) -> tuple[Array, Array]:
     n, k = W.shape
     has = np.flatnonzero(mate >= 0)
     paid, v, owner = np.zeros(n), np.zeros(k), np.full(k, -1)
-    paid[has], owner[mate[has]] = _at(W, has, mate[has]), has
+    paid[has], owner[mate[has]] = _entries_at(W, has, mate[has]), has
     rows, least = np.arange(n), RESOLVED * float(W.data.max(initial=0.0))
     for _ in range(PATHS):
         count, first = np.diff(W.indptr)[rows], W.indptr[rows]
@@ -197,12 +197,12 @@ def potentials(W: Any, mate: Array) -> tuple[Array, Array]:
     return u, v
 
 
-def _at(W: Any, row: Array, column: Array) -> Array:
+def _entries_at(W: Any, row: Array, column: Array) -> Array:
     found: Array = np.asarray(W[row, column]).ravel()
     return found
 
 
-def _factored(coupling: BlockCoupling) -> FactoredPlan | None:
+def _make_factored_plan(coupling: BlockCoupling) -> FactoredPlan | None:
     """A coupling's factors, in an order in which neighbours are alike, on the CPU; None where it has none."""
     if isinstance(coupling, TiledCoupling):
         return coupling.factored_plan.on_host()
@@ -221,47 +221,47 @@ def _factored(coupling: BlockCoupling) -> FactoredPlan | None:
     return FactoredPlan(A, B, f, g, x, y, row, column, power).on_host()
 
 
-def _priced(plan: FactoredPlan, tolerance: float) -> Assignment:
+def _assign_by_pricing(plan: FactoredPlan, tolerance: float) -> Assignment:
     """Of a plan (N, K) by its factors, N <= K."""
     (n, k), bounds, rng = plan.shape, plan.bounds(), torch.Generator().manual_seed(0)
-    u, v = between_cells(plan)
+    u, v = estimate_potentials(plan)
     spread = SPREAD
     W, bound = csr_array((n, k)), np.inf
     for _ in range(ROUNDS):
-        u, found = _candidates(plan, u, v, bounds, spread, rng)
+        u, found = _find_candidates(plan, u, v, bounds, spread, rng)
         bound = min(bound, float(u.sum() + v.sum()))
         W = W.maximum(found).tocsr()
         mate, _, _ = auction(W, v.numpy(), spread * float(W.data.mean()))
         row = np.flatnonzero(mate >= 0)
-        column, mass = mate[row], _at(W, row, mate[row])
+        column, mass = mate[row], _entries_at(W, row, mate[row])
         if bound <= (1 + tolerance) * float(mass.sum()):
             break
-        u, v = (torch.from_numpy(side) for side in potentials(W, mate))
+        u, v = (torch.from_numpy(side) for side in compute_potentials(W, mate))
         spread *= COOLING
     source, target = plan.row_order.numpy()[row], plan.column_order.numpy()[column]
     order = np.argsort(source)
     return Assignment(source[order], target[order], mass[order], bound)
 
 
-def between_cells(plan: FactoredPlan) -> tuple[Tensor, Tensor]:
+def estimate_potentials(plan: FactoredPlan) -> tuple[Tensor, Tensor]:
     """Potentials u (N,), v (K,) of points, by those of the problem between cells of them."""
     n, k = plan.shape
     size = max(-(-max(n, k) // CELLS), 1)
-    (a, f, p), (b, g, q) = _cells(plan.A, plan.f, size), _cells(plan.B, plan.g, size)
+    (a, f, p), (b, g, q) = _summarise_cells(plan.A, plan.f, size), _summarise_cells(plan.B, plan.g, size)
     W = plan.scores_to_entries(torch.addmm(g, a, b.T).add_(f[:, None]))
     cost = torch.cat((-W, W.new_zeros(1, len(q))))
     alone = max(float(q.sum() - p.sum()), SLACK * float(q.sum()))  # of the columns, in a row more
     rows = torch.cat((p, p.new_tensor([alone]))).numpy()
     masses = rows, q.numpy() * (rows.sum() / q.numpy().sum())
-    dual = transport(cost.numpy(), *masses, [blurred_duals(cost, *masses, np.zeros(len(q)))]).dual
+    dual = transport(cost.numpy(), *masses, [estimate_duals(cost, *masses, np.zeros(len(q)))]).dual
     price = torch.from_numpy(dual.max() - dual)
     rent = (W - price).amax(1).clamp_(min=0.0)
-    v = _transformed(plan, plan.B, plan.g, a, f, rent)
-    u = _transformed(plan, plan.A, plan.f, b, g, price)
+    v = _c_transform(plan, plan.B, plan.g, a, f, rent)
+    u = _c_transform(plan, plan.A, plan.f, b, g, price)
     return u, v
 
 
-def _cells(side: Tensor, potential: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _summarise_cells(side: Tensor, potential: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Centres, mean potentials, and numbers of points with mass of runs of so many."""
     some = potential > -torch.inf
     side, potential = side[some], potential[some]
@@ -270,7 +270,7 @@ def _cells(side: Tensor, potential: Tensor, size: int) -> tuple[Tensor, Tensor, 
     return centres(side, size), centres(potential[:, None], size)[:, 0], count
 
 
-def _transformed(plan: FactoredPlan, side: Tensor, own: Tensor, cells: Tensor, other: Tensor, price: Tensor) -> Tensor:
+def _c_transform(plan: FactoredPlan, side: Tensor, own: Tensor, cells: Tensor, other: Tensor, price: Tensor) -> Tensor:
     """max over cells of what a point has with them over their price, and zero, (N,)."""
     found = torch.empty_like(own)
     step = max(2**22 // len(cells), 1)
@@ -281,7 +281,7 @@ def _transformed(plan: FactoredPlan, side: Tensor, own: Tensor, cells: Tensor, o
     return found.clamp_(min=0.0)
 
 
-def _candidates(
+def _find_candidates(
     plan: FactoredPlan, u: Tensor, v: Tensor, bounds: Tensor, spread: float, rng: torch.Generator
 ) -> tuple[Tensor, Any]:
     """Potentials u (N,) that hold for all entries with v (K,), and candidates, CSR (N, K)."""

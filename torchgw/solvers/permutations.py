@@ -24,14 +24,14 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.permuted import FactoredPermutations
 from torchgw.persist.codec import storable
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.transport_lp import assignment
+from torchgw.solvers.transport_lp import solve_assignment
 
 STALLED = 0.1  # of the tolerance
 
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class Permuted(State):
+class PermutationState(State):
     """Where permutations stand.
 
     match : s (N,).
@@ -58,7 +58,9 @@ class Permuted(State):
         return self.cost.new_zeros(n, n).scatter_(1, self.match[:, None], 1 / n)
 
 
-def permute(objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: Loop) -> tuple[Permuted, Status]:
+def descend_permutations(
+    objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: Loop
+) -> tuple[PermutationState, Status]:
     """The last permutation from ``match`` (N,), and why the loop ended; O(N^2) memory.
 
     Parameters
@@ -67,14 +69,14 @@ def permute(objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: 
     loop : its ``tol`` is the gap over the value at which a permutation is stationary.
     """
 
-    def begin() -> Permuted:
+    def begin() -> PermutationState:
         cost = objective.cost_of(match)
-        return Permuted(match=match, cost=cost, dual=dual, value=objective.value(match, cost))
+        return PermutationState(match=match, cost=cost, dual=dual, value=objective.value(match, cost))
 
-    def step(state: Permuted) -> tuple[Permuted, Check, Status | None]:
+    def step(state: PermutationState) -> tuple[PermutationState, Check, Status | None]:
         old, cost, value, n_iter = state.match, state.cost, state.value, state.n_iter + 1
         check = Check(value, 0.0, 0.0)
-        column, price = assignment(cost.cpu().numpy(), state.dual.cpu().numpy())
+        column, price = solve_assignment(cost.cpu().numpy(), state.dual.cpu().numpy())
         new, dual = torch.from_numpy(column).to(old), torch.from_numpy(price).to(cost)
         state = replace(state, n_iter=n_iter, dual=dual)
         if value <= loop.least or torch.equal(old, new):
@@ -88,4 +90,4 @@ def permute(objective: FactoredPermutations, match: Tensor, dual: Tensor, loop: 
         state = replace(state, match=new, cost=cost, value=value - fall)
         return state, check, ended if fall <= STALLED * loop.tol * value else None
 
-    return iterate(Permuted, step, begin, loop)
+    return iterate(PermutationState, step, begin, loop)

@@ -64,7 +64,7 @@ class Order:
         return cls(*sides)
 
     @property
-    def turned(self) -> Order:
+    def transpose(self) -> Order:
         """With rows and columns exchanged."""
         return Order(self.columns, self.rows)
 
@@ -98,19 +98,19 @@ class PricedCost:
         """In an order; O((N + K) r), and O(N K) for a stored part that is not that of another cost (``stored``)."""
         tiles = -(-len(cost.V) // TILE)
         run = -(-tiles // -(-tiles // COLUMN_TILES))
-        U, V = _filled(cost.U[order.rows], TILE), _filled(cost.V[order.columns], run * TILE)
+        U, V = _pad_to_multiple(cost.U[order.rows], TILE), _pad_to_multiple(cost.V[order.columns], run * TILE)
         if cost.extra is None:
             return cls(cost, order, U, V, run, ranks=ranks)
         if stored is not None and stored.cost.extra is cost.extra:
             return cls(cost, order, U, V, run, stored.extra, stored.least, stored.largest, ranks)
         ordered = cost.extra.new_empty(len(U) // TILE, len(V) // TILE, TILE, TILE)
-        for tile, rows in enumerate(torch.split(_filled(order.rows, TILE), TILE)):
-            part = _filled(cost.extra[rows][:, order.columns].T, run * TILE).view(-1, TILE, TILE)
+        for tile, rows in enumerate(torch.split(_pad_to_multiple(order.rows, TILE), TILE)):
+            part = _pad_to_multiple(cost.extra[rows][:, order.columns].T, run * TILE).view(-1, TILE, TILE)
             ordered[tile] = part.mT
         least, most = ordered.amin((2, 3)), ordered.amax()
         return cls(cost, order, U, V, run, ordered, least, max(float(most), -float(least.min())), ranks)
 
-    def at(self, entries: Array, dual: Tensor) -> Array:
+    def costs_at(self, entries: Array, dual: Tensor) -> Array:
         """C - b of entries (m,), flat positions, under column potentials (K,)."""
         cost, k = self.cost, len(self.cost.b)
         found, offset = np.empty(len(entries)), cost.b - dual
@@ -120,7 +120,7 @@ class PricedCost:
             found[part] = (costs if cost.extra is None else costs.add_(cost.extra[i, j])).cpu().numpy()
         return found
 
-    def cheap(self, row_dual: Tensor, dual: Tensor) -> Array:
+    def cheapest_entries(self, row_dual: Tensor, dual: Tensor) -> Array:
         """Flat positions, ascending, of the entries that are cheapest under column potentials (K,) and their
         c-transform, near which the row potentials (N,) are: about `FEW` times as many as points."""
         cost, k = self.cost, len(dual)
@@ -131,12 +131,12 @@ class PricedCost:
         place = min(count, len(sample) - 1)  # GPUs have no deterministic selection
         least = sample.sort().values[place] if sample.is_cuda else sample.kthvalue(place + 1).values
         limit = float(least)
-        return self._together(
+        return self._merge_ranks(
             self._positions(rows, kept, costs.sub_(costs.amin(1, keepdim=True)), limit)
             for rows, kept, costs in self._blocks(row_dual, dual, limit, True)
         )
 
-    def transform(self, row_dual: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
+    def c_transform(self, row_dual: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The c-transform a_i = min_j (C_ij - b_j) (N,) of column potentials (K,), near which the row potentials (N,)
         are, and where each row has its minimum."""
         found, nearest = torch.zeros_like(row_dual), torch.zeros(len(row_dual), dtype=torch.int64, device=dual.device)
@@ -146,13 +146,13 @@ class PricedCost:
             nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
         return self.ranks.sum(found), self.ranks.sum(nearest)  # each row is one rank's
 
-    def below(self, row_dual: Tensor, dual: Tensor, limit: float) -> Array:
+    def entries_below(self, row_dual: Tensor, dual: Tensor, limit: float) -> Array:
         """Flat positions, ascending, of the entries that cost at most a limit more than potentials (N,), (K,); of rows
         that have very many, the cheapest."""
         blocks_below = self._blocks(row_dual, dual, limit, False)
-        return self._together(self._positions(*block, limit) for block in blocks_below)
+        return self._merge_ranks(self._positions(*block, limit) for block in blocks_below)
 
-    def _together(self, positions: Iterable[Array]) -> Array:
+    def _merge_ranks(self, positions: Iterable[Array]) -> Array:
         """The flat positions that each rank finds, on all of them, ascending."""
         own = np.concatenate([np.empty(0, dtype=np.int64), *positions])
         return np.sort(np.concatenate(self.ranks.dealt([lambda: own] * self.ranks.count)))
@@ -174,8 +174,8 @@ class PricedCost:
         potentials, or over the cheapest of their row, and the costs (n, m size) of these over potentials."""
         n, beta = len(row_dual), (self.cost.b - dual)[self.order.columns]
         columns = _Columns.of(self.V, beta, self.run)
-        alpha = _filled((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
-        limit += ROUNDING * self._largest(alpha, beta)
+        alpha = _pad_to_multiple((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
+        limit += ROUNDING * self._largest_term(alpha, beta)
         size = ROW_TILES if self.ranks.count == 1 else max(min(ROW_TILES, len(alpha) // (RUNS * self.ranks.count)), 1)
         shift = columns.shift(self.U, size * TILE)
         every = enumerate(blocks(len(alpha), size))
@@ -183,13 +183,13 @@ class PricedCost:
             U = self.U[tiles.start * TILE : tiles.stop * TILE]
             stored = (None if part is None else part[tiles] for part in (self.extra, self.least))
             run = _RowRun.of(U, alpha[tiles], columns, shift[number], *stored)
-            which, within = run.within(limit, over_least)
+            which, within = run.candidate_tiles(limit, over_least)
             for tile, found in enumerate(within):
                 if len(kept := which[found]):
                     rows = slice((tiles.start + tile) * TILE, min((tiles.start + tile + 1) * TILE, n))
                     yield rows, kept, run.costs(tile, kept)[: rows.stop - rows.start]
 
-    def _largest(self, *terms: Tensor) -> float:
+    def _largest_term(self, *terms: Tensor) -> float:
         """A bound on all numbers that a cost and its bounds are sums of, beside some terms."""
         found = [float(side.abs().max()) for side in (self.cost.a, self.cost.b, *terms)]
         found.append(2 * math.prod(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)))
@@ -217,15 +217,15 @@ class _Columns(NamedTuple):
         beta = torch.nn.functional.pad(beta, (0, len(V) - len(beta)), value=torch.inf)[:, None]
         whole = torch.cat((V, beta, torch.ones_like(beta)), 1).view(-1, TILE, V.shape[1] + 2)
         tiles, runs = centres(V, TILE), centres(V, run * TILE)
-        return cls(whole, tiles, _farthest(V, tiles, TILE), runs, _farthest(V, runs, run * TILE))
+        return cls(whole, tiles, _part_radii(V, tiles, TILE), runs, _part_radii(V, runs, run * TILE))
 
     def shift(self, U: Tensor, size: int) -> Tensor:
         """The part of bounds between runs of ``size`` rows, the last shorter, and runs of columns that no potentials of
         rows change, (row runs, runs)."""
         u, V = centres(U, size), self.V.flatten(0, 1)
         parts = (u[part] for part in blocks(len(u), max(AT_ONCE // len(V), 1)))
-        right = torch.cat([(_whole(part) @ V.T).view(len(part), len(self.runs), -1).amin(2) for part in parts])
-        far = torch.outer(_farthest(U, u, size), self.far)
+        right = torch.cat([(_augment_rows(part) @ V.T).view(len(part), len(self.runs), -1).amin(2) for part in parts])
+        far = torch.outer(_part_radii(U, u, size), self.far)
         return right.sub_(far.sub_(u @ self.runs.T), alpha=2.0)
 
 
@@ -254,44 +254,44 @@ class _RowRun(NamedTuple):
         cls, U: Tensor, alpha: Tensor, columns: _Columns, shift: Tensor, extra: Tensor | None, least: Tensor | None
     ) -> _RowRun:
         """Of whole tiles of factors, and what is left of their cost (t, size)."""
-        centre, whole = centres(U, TILE), _whole(U, alpha.view(-1)).view(*alpha.shape, -1)
-        return cls(whole, centre, _farthest(U, centre, TILE), columns, shift, extra, least)
+        centre, whole = centres(U, TILE), _augment_rows(U, alpha.view(-1)).view(*alpha.shape, -1)
+        return cls(whole, centre, _part_radii(U, centre, TILE), columns, shift, extra, least)
 
-    def of_runs(self, less: Tensor) -> Tensor:
+    def run_bounds(self, less: Tensor) -> Tensor:
         """Bounds (runs,) of the least entry in each run of columns, where so much less (t, size) is left of the rows'
         own cost."""
         product = self.U[..., :-2].flatten(0, 1) @ self.columns.runs.T
         found = product.add_((self.U[..., -1] - less).view(-1, 1)).amin(0).add_(self.shift)
         return found if self.least is None else found.add_(self.least.view(len(less), len(found), -1).amin((0, 2)))
 
-    def of_tiles(self, runs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    def tile_bounds(self, runs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """The column tiles (m,) of some runs, and what makes of ``less`` bounds (t, m) of the least entry in each row
         tile and these."""
         columns, t = self.columns, len(self.U)
         tiles = torch.arange(len(columns.V), device=runs.device).view(len(columns.runs), -1)[runs].flatten()
         v, m = columns.centre[tiles], len(tiles)
-        shift = (_whole(self.centre) @ columns.V[tiles].flatten(0, 1).T).view(t, m, TILE).amin(2)
+        shift = (_augment_rows(self.centre) @ columns.V[tiles].flatten(0, 1).T).view(t, m, TILE).amin(2)
         shift.sub_(torch.outer(self.reach, columns.reach[tiles]).sub_(self.centre @ v.T), alpha=2.0)
         if self.least is not None:
             shift += self.least[:, tiles]
         product = (self.U[..., :-2].flatten(0, 1) @ v.T).view(t, TILE, m)
         return tiles, lambda less: (product + (self.U[..., -1] - less)[..., None]).amin(1).add_(shift)
 
-    def within(self, limit: float, over_least: bool) -> tuple[Tensor, Tensor]:
+    def candidate_tiles(self, limit: float, over_least: bool) -> tuple[Tensor, Tensor]:
         """Some column tiles (m,), and which (t, m) of them may have entries up to a limit, over the cheapest of their
         row or over nothing; no others may."""
         nothing, count = torch.zeros_like(self.U[..., -1]), len(self.columns.runs)
         if not over_least:
-            tiles, bounds_of = self.of_tiles(torch.nonzero(self.of_runs(nothing) <= limit)[:, 0])
+            tiles, bounds_of = self.tile_bounds(torch.nonzero(self.run_bounds(nothing) <= limit)[:, 0])
             return tiles, bounds_of(nothing) <= limit
         runs = torch.arange(count, device=nothing.device)
         if count > NEAREST:
-            near = self.of_runs(nothing).topk(NEAREST, largest=False).indices
-            runs = torch.nonzero(self.of_runs(self.cheapest(*self.of_tiles(near))) <= limit)[:, 0]
-        tiles, bounds_of = self.of_tiles(runs)
-        return tiles, bounds_of(self.cheapest(tiles, bounds_of)) <= limit
+            near = self.run_bounds(nothing).topk(NEAREST, largest=False).indices
+            runs = torch.nonzero(self.run_bounds(self.cheapest_costs(*self.tile_bounds(near))) <= limit)[:, 0]
+        tiles, bounds_of = self.tile_bounds(runs)
+        return tiles, bounds_of(self.cheapest_costs(tiles, bounds_of)) <= limit
 
-    def cheapest(self, tiles: Tensor, bounds_of: Callable[[Tensor], Tensor]) -> Tensor:
+    def cheapest_costs(self, tiles: Tensor, bounds_of: Callable[[Tensor], Tensor]) -> Tensor:
         """The cost (t, size) of the cheapest of a few entries of each row, those of tiles that look cheapest."""
         bounds = bounds_of(torch.zeros_like(self.U[..., -1]))
         few = tiles[bounds.topk(min(NEAREST, len(tiles)), largest=False).indices]
@@ -305,7 +305,7 @@ class _RowRun(NamedTuple):
         return block
 
 
-def _whole(U: Tensor, alpha: Tensor | None = None) -> Tensor:
+def _augment_rows(U: Tensor, alpha: Tensor | None = None) -> Tensor:
     """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by default."""
     one = U.new_ones(len(U), 1)  # of factors that may have no column
     return torch.cat((U * -2.0, one, torch.zeros_like(one) if alpha is None else alpha[:, None]), 1)
@@ -319,13 +319,13 @@ def union(entries: Array, others: Array) -> Array:
     return found[np.diff(found, prepend=-1) > 0]
 
 
-def _filled(side: Tensor, size: int) -> Tensor:
+def _pad_to_multiple(side: Tensor, size: int) -> Tensor:
     """Points (n, r) with the last one repeated up to whole parts."""
     missing = -len(side) % size
     return torch.cat((side, side[-1:].expand(missing, *side.shape[1:]))) if missing else side
 
 
-def _farthest(side: Tensor, centre: Tensor, size: int) -> Tensor:
+def _part_radii(side: Tensor, centre: Tensor, size: int) -> Tensor:
     """The largest distance from the centre of each part of ``size`` points, the last shorter."""
     parts = torch.arange(len(side), device=side.device) // size
     far = (side - centre[parts]).square_().sum(1)

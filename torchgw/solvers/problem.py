@@ -35,12 +35,12 @@ from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.model_form import searched_by
+from torchgw.solvers.model_form import make_search_models
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import equal_masses
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.types import DistanceProvider
 
 Result = TypeVar("Result")
@@ -67,11 +67,11 @@ class Kernels:
     tiled: TileReader
 
     @property
-    def alone(self) -> Kernel:
+    def local_kernel(self) -> Kernel:
         """Of scores that are products, of one rank."""
         return self.streamed.kernel if isinstance(self.streamed, SharedKernel) else self.streamed
 
-    def shared(self, ranks: Ranks) -> Kernels:
+    def share(self, ranks: Ranks) -> Kernels:
         """The same with passes over all pairs that ranks share."""
         if ranks.count == 1 or not (isinstance(self.streamed, Kernel) and isinstance(self.tiled, TileKernel)):
             return self
@@ -107,7 +107,7 @@ class Problem:
     watch: Watch
     init: Tensor | None = None
     tol: float | None = None
-    gain: float = math.nan
+    energy_scale: float = math.nan
     curves: bool = False
     auto: bool = False
     sharpens: bool = False
@@ -139,7 +139,7 @@ class Problem:
         return self.model.masses_in(loop_dtype(self.options.mixed_precision))
 
     @property
-    def sharp(self) -> bool:
+    def has_no_entropy(self) -> bool:
         """Whether the optimum without entropy is asked for."""
         return self.model.epsilon == 0
 
@@ -147,20 +147,20 @@ class Problem:
     def epsilon(self) -> float:
         """The epsilon asked for; without entropy, that from which annealing to zero begins."""
         by_gain = self.auto or not self.model.is_standard
-        return self.model.epsilon or (AUTO_START * self.gain if by_gain else SHARP_START * self.unit)
+        return self.model.epsilon or (AUTO_START * self.energy_scale if by_gain else SHARP_START * self.unit)
 
     @property
-    def continued(self) -> bool:
+    def lowers_epsilon(self) -> bool:
         """Whether epsilon falls on from where it begins, while that sharpens the plan."""
         falls = self.auto and self.exact and not self.curves and self.tol is None
-        return falls and not (self.sharp or self.sharpens)
+        return falls and not (self.has_no_entropy or self.sharpens)
 
     @property
     def ranks(self) -> Ranks:
         """Those that share the spaces, and the solve."""
         return ranks_of(self.source)
 
-    def by_first(self, task: Callable[[], Result]) -> Result:
+    def run_on_first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""
         result, state, stopped = self.ranks.first(lambda: (task(), self.generator.get_state(), self.watch.stopped))
         self.generator.set_state(state)
@@ -190,28 +190,28 @@ class StoredProblem(Problem):
         restore_memory(self.gradient, memory)
         return result
 
-    def at(self, epsilon: float) -> StoredProblem:
+    def with_epsilon(self, epsilon: float) -> StoredProblem:
         """The same problem with another entropy weight, and the tolerances that this asks for."""
         model, options = self.model.with_epsilon(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
         return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
 
     @property
-    def leads(self) -> list[StoredProblem]:
+    def search_problems(self) -> list[StoredProblem]:
         """The same problem by the models that a search is by, the first of which is annealed, too."""
-        models = searched_by(self.model)
-        return [self if model is self.model else replace(self, model=model).at(0.0) for model in models]
+        models = make_search_models(self.model)
+        return [self if model is self.model else replace(self, model=model).with_epsilon(0.0) for model in models]
 
     @property
     def quadratic(self) -> Gradient:
         """The gradient of the quadratic part alone."""
         return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
 
-    def inner_at(self, epsilon: float) -> StoredInner:
+    def inner_at(self, epsilon: float) -> StoredSolver:
         """A solver of this problem's linearisations on the way to an epsilon, with buffers of its own."""
-        return StoredInner(self.kernels.stored, replace(self.model, epsilon=epsilon), self.options.sinkhorn)
+        return StoredSolver(self.kernels.stored, replace(self.model, epsilon=epsilon), self.options.sinkhorn)
 
 
-def descended(problem: StoredProblem, start: Start, epsilon: float, steps: int) -> Solution:
+def run_fixed_point(problem: StoredProblem, start: WarmStart, epsilon: float, steps: int) -> Solution:
     """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
     loop = Loop(problem.watch.aside(), History(), steps)
     with threads_for(len(problem.p) * len(problem.q)):
@@ -239,7 +239,9 @@ def make_gradient(problem: Problem) -> Gradient:
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
         exact = ExactGradient(*problem.spaces, p, q, model.loss)
-        vertices = problem.sharp and model.is_standard and not equal_masses(*(mass.numpy() for mass in fetched(p, q)))
+        vertices = (
+            problem.has_no_entropy and model.is_standard and not equal_masses(*(mass.numpy() for mass in fetched(p, q)))
+        )
         if not should_use_surrogate(exact, VERTEX_WORK if vertices else None):
             return gradient_of(model, exact)
         leading = SurrogateGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)

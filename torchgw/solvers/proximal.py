@@ -28,7 +28,7 @@ from torchgw.sinkhorn.loop import interpolate_epsilon
 from torchgw.sinkhorn.scaling import scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
 
-Score: TypeAlias = Callable[[Tensor, float], Tensor]
+BatchScore: TypeAlias = Callable[[Tensor, float], Tensor]
 """-C(T) log2(e) / epsilon (..., N, K) of plans T (..., N, K), up to row and column terms."""
 
 HOT, COLD = 0.1, 0.03
@@ -42,22 +42,22 @@ def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Ten
     q (K,) over their sums. O(N K) memory; 40 gradients, and O(N K) work for each."""
     p, q = p / p.sum(), q / q.sum()
     unit = float(product_energy(gradient, p, q))
-    exponent = proximal_steps(score_of(gradient, p), (p[:, None] * q).log2(), p, q, levels(unit), watch)
+    exponent = proximal_steps(make_score(gradient, p), (p[:, None] * q).log2(), p, q, epsilon_levels(unit), watch)
     return flush_small(exponent.exp2_())
 
 
-def levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int = STEPS) -> list[float]:
+def epsilon_levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int = STEPS) -> list[float]:
     """Epsilons that fall from ``hot`` to ``cold`` times ``unit``, the product plan's energy."""
     return [unit * interpolate_epsilon(hot, cold, step / (steps - 1)) for step in range(steps)]
 
 
-def score_of(gradient: Gradient, p: Tensor) -> Score:
+def make_score(gradient: Gradient, p: Tensor) -> BatchScore:
     """That of one plan (N, K) at a time, with row sums p (N,)."""
     return lambda plan, epsilon: gradient(DenseCoupling(plan), p).centre_factors(epsilon)[0].stored_score(epsilon)
 
 
 def proximal_steps(
-    score: Score, exponent: Tensor, p: Tensor, q: Tensor, epsilons: Iterable[float], watch: Watch
+    score: BatchScore, exponent: Tensor, p: Tensor, q: Tensor, epsilons: Iterable[float], watch: Watch
 ) -> Tensor:
     """A step at each of ``epsilons`` from plans 2^``exponent`` (..., N, K), which is written over by the exponents of
     the plans that they end in; masses p (N,), q (K,) of sum one."""

@@ -28,7 +28,7 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.loop import SinkhornState, anneal_epsilon, epsilon_at, sinkhorn
 from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import PlanState, Solution
-from torchgw.solvers.warm_start import Start, coupling_of
+from torchgw.solvers.warm_start import WarmStart, coupling_of
 
 LOOP_TOLERANCE = 10.0
 
@@ -68,8 +68,8 @@ class SampledState(PlanState):
         return self.checked is not None
 
 
-def solve_sampled(
-    gradient: Gradient, start: Start, model: Model, epsilon: float, kernel: Kernel, options: GWOptions, watch: Watch
+def solve_by_sampling(
+    gradient: Gradient, start: WarmStart, model: Model, epsilon: float, kernel: Kernel, options: GWOptions, watch: Watch
 ) -> Solution:
     """Run the loop from ``start``, in its dtype, with a gradient of the model's objective.
 
@@ -83,15 +83,15 @@ def solve_sampled(
     score = row.new_empty(len(model.p), len(model.q))
 
     def begin() -> SampledState:
-        first = start.with_rows(model.logs[0].to(row.dtype)) if model.has_hard_marginals else start
+        first = start.with_row_sums(model.logs[0].to(row.dtype)) if model.has_hard_marginals else start
         end = replace(first, epsilon=first.epsilon or epsilon_at(0, epsilon, annealing))
-        return SampledState(end=end, coupling=first.coupling(), sampler=memory_of(gradient))
+        return SampledState(warm_start=end, coupling=first.coupling(), sampler=memory_of(gradient))
 
     def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
-        end, now = state.end, anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
+        end, now = state.warm_start, anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
         restore_memory(gradient, state.sampler)
         raw = gradient(state.coupling, row)
-        cost, row_term, column_term, f, g = end.at(raw, now, model)
+        cost, row_term, column_term, f, g = end.adapt(raw, now, model)
         cost.stored_score(now, out=score)
         row_side, column_side = model.make_constraints(now, cost, row.dtype)
         if not model.has_hard_marginals:
@@ -103,21 +103,21 @@ def solve_sampled(
             state,
             n_iter=state.n_iter + 1,
             n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            end=Start(raw, found.f - row_term, found.g - column_term, now),
+            warm_start=WarmStart(raw, found.f - row_term, found.g - column_term, now),
             coupling=coupling_of(cost, found.f, found.g, now, score),
             sampler=memory_of(gradient),
         )
         if state.n_iter % stopping.check_every and state.n_iter < stopping.max_iter:
             return state, None, None
         last = torch.zeros_like(score) if state.checked is None else state.checked
-        change, overlap, rows, columns = compared(last, score, found)
+        change, overlap, rows, columns = compare_plans(last, score, found)
         expected = cost.expectation_from_score(overlap, now, rows, columns)
         unread = [found.residual] if isinstance(found.residual, Tensor) else []
         value, changed, *read = torch.stack((expected, change, *unread)).tolist()
         residual = found.residual if isinstance(found.residual, float) else read[0]
         plateau, status = state.plateau, None
         if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
-            plateau = observe(plateau, value, stopping)
+            plateau = update_plateau(plateau, value, stopping)
             status = stopping_status(state.n_iter, plateau, changed / stopping.check_every, stopping)
         return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
 
@@ -125,7 +125,7 @@ def solve_sampled(
     return Solution.of(state, status, history)
 
 
-def compared(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def compare_plans(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """L1 distance of the plan of a score (N, K) from the ``last`` one, which it replaces in place, <score, plan>, its
     row and column sums; in one pass, by blocks that stay in the cache."""
     change, overlap, (n, k) = score.new_zeros(()), score.new_zeros(()), score.shape
@@ -139,7 +139,7 @@ def compared(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor,
     return change, overlap, rows, columns
 
 
-def observe(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:
+def update_plateau(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:
     """The plateau after one more cost."""
     w = options.ema_weight
     average = cost if plateau.average is None else (1 - w) * plateau.average + w * cost

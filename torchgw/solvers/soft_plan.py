@@ -59,8 +59,8 @@ from torchgw.types import DistanceProvider
 
 SHARE = 0.004  # of the median spread: ranks embeddings, cells and graphs best (measured: 0.003 to 0.005)
 COOLING = 3  # halvings of epsilon
-COOLED, SOLVED = SinkhornOptions(tol=1e-2), SinkhornOptions()
-COOLED_ITERATIONS, SOLVED_ITERATIONS = 20, 200  # more of them rank no better
+COOLING_OPTIONS, FINAL_OPTIONS = SinkhornOptions(tol=1e-2), SinkhornOptions()
+COOLING_ITERATIONS, FINAL_ITERATIONS = 20, 200  # more of them rank no better
 BYTES = 16  # of a pair in a stored problem: its score in float64, and that of an epsilon and the plan in float32
 
 Spaces = tuple[DistanceProvider, DistanceProvider]
@@ -92,16 +92,16 @@ def soften(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float
     max_memory : bytes that the problem may take.
     """
     device, mass = coupling.device, math.exp(model.log_mass_scale)
-    plan = wide(coupling).times(1 / mass)
+    plan = to_cpu_double(coupling).times(1 / mass)
     if isinstance(plan, SparseCoupling) and isinstance(coupling, SparseCoupling) and all(map(_is_sparse, spaces)):
-        found = _on_entries(plan, spaces, epsilon)
+        found = _soften_entries(plan, spaces, epsilon)
     else:
-        found = _on_all_pairs(plan, spaces, model, epsilon, max_memory)
+        found = _soften_all_pairs(plan, spaces, model, epsilon, max_memory)
     parts = {name: sent(part, device) for name, part in found.coupling.times(mass).tensors().items()}
     return found._replace(coupling=found.coupling.with_tensors(parts))
 
 
-def wide(coupling: BlockCoupling) -> BlockCoupling:
+def to_cpu_double(coupling: BlockCoupling) -> BlockCoupling:
     """The plan on the CPU, in float64 where it is stored; one without potentials by its entries."""
     if isinstance(coupling, DenseCoupling):
         plan = coupling.plan.detach().cpu().double()
@@ -114,7 +114,7 @@ def wide(coupling: BlockCoupling) -> BlockCoupling:
 
 def value_of(soft: SoftPlan, spaces: Spaces, model: Model, max_memory: int) -> tuple[Values, bool, float]:
     """The parts of the objective of a soft plan, of about mass one; whether it is exact, and its error."""
-    plan = wide(soft.coupling).times(math.exp(-model.log_mass_scale))
+    plan = to_cpu_double(soft.coupling).times(math.exp(-model.log_mass_scale))
     if model.alpha == 0:
         return model.values(0.0, plan), True, 0.0
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
@@ -154,12 +154,12 @@ def epsilon_of(cost: FactoredCost, plan: BlockCoupling) -> float:
         paid = side.a * own + plan.apply(side.b, axis) - 2 * torch.linalg.vecdot(side.U, plan.apply(side.V, axis))
         if cost.extra is not None:
             assert side.extra is not None
-            means, paid = means + side.extra @ share, paid + _paid(cost.extra, plan, axis)
-        spreads.append(_less(means, paid, own))
-    return _of_spreads(*spreads)
+            means, paid = means + side.extra @ share, paid + _expected_cost(cost.extra, plan, axis)
+        spreads.append(_spreads(means, paid, own))
+    return _epsilon_from_spreads(*spreads)
 
 
-def _paid(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
+def _expected_cost(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
     """What each point pays of a stored cost (N, K)."""
     paid = extra.new_zeros(plan.shape[1 - axis])
     for where, block in plan.blocks():
@@ -171,19 +171,19 @@ def _paid(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
     return paid
 
 
-def _less(means: Tensor, paid: Tensor, mass: Tensor) -> Tensor:
+def _spreads(means: Tensor, paid: Tensor, mass: Tensor) -> Tensor:
     """The spreads (n,) of the points with mass, from their mean costs and what they pay."""
     return (means - paid / mass)[mass > 0]
 
 
-def _of_spreads(*spreads: Tensor) -> float:
+def _epsilon_from_spreads(*spreads: Tensor) -> float:
     """The epsilon of spreads of source and target points."""
     every = torch.cat(spreads)
     largest = float(every.abs().max())
     return SHARE * max(float(every.median()), torch.finfo(every.dtype).eps * largest) or SHARE
 
 
-def _on_all_pairs(
+def _soften_all_pairs(
     plan: BlockCoupling, spaces: Spaces, model: Model, epsilon: float | None, max_memory: int
 ) -> SoftPlan:
     cost, a, b = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.with_epsilon(epsilon))
@@ -197,7 +197,7 @@ def _on_all_pairs(
     centred, _, _ = cost.centre_factors(epsilon)  # potentials are found in float32
     if needed <= max_memory or not factored:
         validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
-        found, f, g, missed = solved_stored(centred.stored_score(1.0), rows, columns, epsilon)
+        found, f, g, missed = solve_dense(centred.stored_score(1.0), rows, columns, epsilon)
         unit = LOG2E / epsilon
         return SoftPlan(DenseCoupling(found, f + unit * (centred.a - a), g + unit * (centred.b - b)), epsilon, missed)
 
@@ -213,27 +213,27 @@ def _on_all_pairs(
         A, B = (factor.float() for factor in centred.balanced_score(at))
         return sinkhorn(stream_kernel.KERNEL.bind(A, B), row, column, f, g, options=options, max_iter=most)
 
-    state = _cooled(solve, rows, columns, epsilon)
+    state = _solve_by_cooling(solve, rows, columns, epsilon)
     A, B = centred.balanced_score(epsilon)
     f = rows.log2() - stream_kernel.KERNEL.bind(A, B).softmin(state.g, 1)
     return SoftPlan(PotentialCoupling(A, B, f, state.g), epsilon, float(state.residual))
 
 
-def _cooled(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
+def _solve_by_cooling(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
     """The last of the problems that ``solve`` is given, from a blur, whose potentials are quickly found; in float64."""
     total = rows.sum()
     row, column = (MarginalConstraint((side / side.sum()).log2().float()) for side in (rows, columns))
     f, g = row.log_mass, column.log_mass
     for step in range(COOLING, 0, -1):
-        state = solve(epsilon * 2**step, row, column, f, g, COOLED, COOLED_ITERATIONS)
+        state = solve(epsilon * 2**step, row, column, f, g, COOLING_OPTIONS, COOLING_ITERATIONS)
         f, g = rescale(state.f, row.log_mass, 2.0), rescale(state.g, column.log_mass, 2.0)
-    state = solve(epsilon, row, column, f, g, SOLVED, SOLVED_ITERATIONS)
+    state = solve(epsilon, row, column, f, g, FINAL_OPTIONS, FINAL_ITERATIONS)
     if not math.isfinite(float(state.largest)):
         raise ValueError(f"epsilon must be larger, got {epsilon:.3g}: costs over it overflow in float32")
     return state._replace(f=state.f.double() + total.log2(), g=state.g.double())
 
 
-def solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, float]:
+def solve_dense(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, float]:
     """The soft plan (N, K) of a score that is given at an epsilon of 1, in its memory; its base-2 potentials; its L1
     column residual, relative to the mass. It is not rounded: a correction of all pairs would hide the smallest entries,
     which rank the last candidates."""
@@ -251,7 +251,7 @@ def solved_stored(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) 
         scaler = Scaler(dense_kernel.KERNEL.bind(torch.div(score, at, out=cold)), row, column, plan)
         return solve_by_scaling(scaler, f, g, options=options, max_iter=most)
 
-    state = _cooled(solve, rows, columns, epsilon)
+    state = _solve_by_cooling(solve, rows, columns, epsilon)
     found = score.div_(epsilon).add_(state.g)
     f = rows.log2() - dense_kernel.softmin(found, torch.zeros_like(state.g), 1)
     found.add_(f[:, None]).exp2_()
@@ -291,7 +291,7 @@ def _sparse_objective(plan: SparseCoupling, spaces: Spaces) -> SparseObjective:
     return SparseObjective.of(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
 
 
-def _on_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> SoftPlan:
+def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> SoftPlan:
     rows, columns, problem = plan.marginal(1), plan.marginal(0), _sparse_objective(plan, spaces)
     T, W = plan.matrix, problem.cross(plan.matrix)
     if epsilon is None:
@@ -301,8 +301,8 @@ def _on_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> 
             share = (other / other.sum()).numpy()
             means, paid = a + b @ share - 2 * (cross @ share), a * own.numpy() + matrix @ b
             paid -= 2 * np.asarray(cross.multiply(matrix).sum(1)).ravel()
-            spreads.append(_less(torch.from_numpy(means), torch.from_numpy(paid), own))
-        epsilon = _of_spreads(*spreads)
+            spreads.append(_spreads(torch.from_numpy(means), torch.from_numpy(paid), own))
+        epsilon = _epsilon_from_spreads(*spreads)
     pattern = W.copy(), T.copy()
     for matrix in pattern:
         matrix.data[:] = 1.0
@@ -322,6 +322,6 @@ def _on_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> 
         score = EntryScore(row, column, (values / at).float(), plan.shape)
         return sinkhorn(score, one, other, f, g, options=options, max_iter=most)
 
-    state = _cooled(solve, rows, columns, epsilon)
+    state = _solve_by_cooling(solve, rows, columns, epsilon)
     found = (values / epsilon + state.f[row] + state.g[column]).exp2()
     return SoftPlan(SparseCoupling(found, column, both.first, both.width), epsilon, float(state.residual))

@@ -15,7 +15,7 @@ from torchgw.objective.model import Values
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.iterate import State
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 
 
 @storable
@@ -28,7 +28,7 @@ class PlanState(State):
     last_change : relative change in the last iteration, by which the loop judges that it has settled.
     """
 
-    end: Start
+    warm_start: WarmStart
     coupling: BlockCoupling | None = None
     last_change: float = 0.0
 
@@ -54,7 +54,7 @@ class Solution:
     """
 
     coupling: BlockCoupling | None
-    end: Start | None
+    warm_start: WarmStart | None
     status: Status
     n_iter: int
     n_iter_sinkhorn: int
@@ -73,7 +73,7 @@ class Solution:
         """Where a loop over plans ended."""
         return cls(
             coupling=state.coupling,
-            end=state.end,
+            warm_start=state.warm_start,
             status=status,
             n_iter=state.n_iter,
             n_iter_sinkhorn=state.n_iter_sinkhorn,
@@ -88,11 +88,11 @@ class Solution:
         assert isinstance(found, DenseCoupling)
         return found.plan
 
-    def certified(self, **more: Any) -> CertifiedSolution:
+    def with_certificate(self, **more: Any) -> CertifiedSolution:
         """The same with what else is known of it."""
         return CertifiedSolution(**{entry.name: getattr(self, entry.name) for entry in fields(Solution)} | more)
 
-    def after(self, earlier: Solution) -> Solution:
+    def add_iterations(self, earlier: Solution) -> Solution:
         """This one, with the iterations of another one that it went on from."""
         return replace(
             self, n_iter=earlier.n_iter + self.n_iter, n_iter_sinkhorn=earlier.n_iter_sinkhorn + self.n_iter_sinkhorn

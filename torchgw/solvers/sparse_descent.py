@@ -63,7 +63,7 @@ class SparseDescent(State):
         return True
 
 
-class Best(NamedTuple):
+class BestPlan(NamedTuple):
     """The plan of a linear problem.
 
     plan : (N, K), CSR.
@@ -91,7 +91,7 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
     progress = progress * ASSIGNED if equal else progress
 
     def begin() -> SparseDescent:
-        plan = SparseCoupling.of(completed(start, p, q), torch.device("cpu"))
+        plan = SparseCoupling.of(complete_marginals(start, p, q), torch.device("cpu"))
         return SparseDescent(plan=plan, price=torch.zeros(len(q), dtype=torch.float64))
 
     def step(state: SparseDescent) -> tuple[SparseDescent, Check, Status | None]:
@@ -102,10 +102,10 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
         if value <= loop.least:
             return replace(state, gap=0.0), check, Status.STATIONARY
         try:
-            best = assigned(W, p) if equal else transported(W, T, p, q, state.price.numpy())
+            best = find_best_permutation(W, p) if equal else find_best_plan(W, T, p, q, state.price.numpy())
         except TransportError:
             return state, check, Status.TRANSPORT
-        S = completed(best.plan, p, q)
+        S = complete_marginals(best.plan, p, q)
         state = replace(state, gap=max(2 * (best.bound - worth), 0.0), price=torch.from_numpy(best.price))
         direction = S - T
         slope = inner(W, direction)
@@ -118,7 +118,9 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
         moved = (T + length * direction).tocsr() if length < 1 else S
         moved = select_entries(moved, moved.data > NEGLIGIBLE * p[entry_rows(moved)])
         settled = 4 * length * slope + 2 * length**2 * curvature <= progress * value
-        after = replace(state, plan=SparseCoupling.of(completed(moved, p, q), torch.device("cpu")), gap=math.inf)
+        after = replace(
+            state, plan=SparseCoupling.of(complete_marginals(moved, p, q), torch.device("cpu")), gap=math.inf
+        )
         return after, check, Status.PLATEAU if settled else None
 
     state, status = iterate(SparseDescent, step, begin, loop, loop.max_iter or 0)
@@ -128,7 +130,7 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
     return replace(state, value=problem.value(W, T), gap=gap), status
 
 
-def completed(T: Any, p: Array, q: Array) -> Any:
+def complete_marginals(T: Any, p: Array, q: Array) -> Any:
     """A plan of the marginals p (N,), q (K,): rows and columns that hold too much are scaled down, and what is missing
     is put together in the order of the points, at no more than N + K entries."""
     for axis, mass in ((1, p), (0, q)):
@@ -144,7 +146,7 @@ def completed(T: Any, p: Array, q: Array) -> Any:
     return (T + make_csr(left[0][row], left[1][column], share * total, T.shape)).tocsr()
 
 
-def assigned(W: Any, p: Array) -> Best:
+def find_best_permutation(W: Any, p: Array) -> BestPlan:
     """The best permutation (N, N) of equal masses p (N,), without the pairs that are worth nothing."""
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # late: it takes long to import
 
@@ -156,10 +158,10 @@ def assigned(W: Any, p: Array) -> Best:
     row, column = min_weight_full_bipartite_matching(cost)
     row, column = row[column < n], column[column < n]
     plan = make_csr(row, column, p[row], W.shape)
-    return Best(plan, inner(W, plan), np.zeros(n))
+    return BestPlan(plan, inner(W, plan), np.zeros(n))
 
 
-def transported(W: Any, T: Any, p: Array, q: Array, price: Array) -> Best:
+def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> BestPlan:
     """A plan with marginals of at most p, q that is best on the entries that were priced.
 
     ``price`` (K,) are column potentials to choose entries by; those of the plan T are among them.
@@ -170,13 +172,13 @@ def transported(W: Any, T: Any, p: Array, q: Array, price: Array) -> Best:
     T = T.multiply(W).tocsr()
     rent = row_potentials(W, price)
     chosen = (
-        _places(T)
-        + _places(largest_per_row(W, CANDIDATES, price))
-        + _places(largest_per_row(W.T.tocsr(), CANDIDATES, rent)).T
+        _entry_pattern(T)
+        + _entry_pattern(largest_per_row(W, CANDIDATES, price))
+        + _entry_pattern(largest_per_row(W.T.tocsr(), CANDIDATES, rent)).T
     )
     bound, best, found = math.inf, T, price
     for _ in range(PRICING_ROUNDS):
-        entries = W.multiply(_places(chosen.tocsr())).tocsr()
+        entries = W.multiply(_entry_pattern(chosen.tocsr())).tocsr()
         i, j, value = entry_rows(entries), entries.indices, entries.data
         # A row and a column more take what stays away.
         rows = np.concatenate((i, np.arange(n), np.full(k + 1, n)))
@@ -195,8 +197,8 @@ def transported(W: Any, T: Any, p: Array, q: Array, price: Array) -> Best:
         if not violated.any():
             break
         priced = csr_array((excess, W.indices, W.indptr), shape=W.shape)
-        chosen = chosen + _places(largest_per_row(select_entries(priced, violated), CANDIDATES))
-    return Best(best, bound, found)
+        chosen = chosen + _entry_pattern(largest_per_row(select_entries(priced, violated), CANDIDATES))
+    return BestPlan(best, bound, found)
 
 
 def row_potentials(W: Any, price: Array) -> Array:
@@ -211,6 +213,6 @@ def dual_bound(W: Any, price: Array, p: Array, q: Array) -> float:
     return float(p @ row_potentials(W, price) + q @ price)
 
 
-def _places(W: Any) -> Any:
+def _entry_pattern(W: Any) -> Any:
     """Ones at the entries."""
     return csr_array((np.ones(W.nnz), W.indices, W.indptr), shape=W.shape)

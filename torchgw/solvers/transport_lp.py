@@ -62,7 +62,7 @@ class Vertex(NamedTuple):
     basis: Array | None = None
 
 
-class Program(NamedTuple):
+class ProgramSolution(NamedTuple):
     """The solution of a linear program in standard form.
 
     x : (m,).
@@ -97,9 +97,9 @@ def transport(
         When HiGHS gives up, or pricing does not end.
     """
     if equal_masses(p, q):
-        match, dual = assignment(C, duals[0])
+        match, dual = solve_assignment(C, duals[0])
         return Vertex(csr_array((p.copy(), match, np.arange(len(p) + 1)), shape=C.shape), dual)
-    reduced = _reduced(C, duals[0])
+    reduced = _reduce_costs(C, duals[0])
     (n, k), mask = C.shape, np.zeros(C.shape, dtype=bool)
     if basis is None:
         mask.reshape(-1)[staircase(p, q)] = True
@@ -108,9 +108,9 @@ def transport(
         mask.reshape(-1)[basis[basis >= 0]] = True
         _mark_small(mask, reduced)
     for dual in duals[1:]:
-        (_mark_smallest if basis is None else _mark_small)(mask, _reduced(C, dual))
-    _mark_of_heavy(mask, reduced, p)
-    _mark_of_heavy(mask.T, reduced.T, q)
+        (_mark_smallest if basis is None else _mark_small)(mask, _reduce_costs(C, dual))
+    _mark_heavy_rows(mask, reduced, p)
+    _mark_heavy_rows(mask.T, reduced.T, q)
     # HiGHS has absolute tolerances: masses near one, and reduced costs around a hundred.
     scale = max(float(reduced.mean()), np.finfo(float).tiny) / COST_SCALE
     reduced /= scale
@@ -132,15 +132,15 @@ def transport(
         mask |= missing
     else:
         raise TransportError(f"the linear transport problem ({n} x {k}) was not priced out in {PRICING_ROUNDS} rounds")
-    plan = summing_up(row, column, x.clip(min=0.0) * unit, p, q)
+    plan = repair_marginals(row, column, x.clip(min=0.0) * unit, p, q)
     return Vertex(plan, duals[0] + scale * potential[n:], basis)
 
 
-def blurred_duals(C: Tensor, p: Array, q: Array, dual: Array) -> Array:
+def estimate_duals(C: Tensor, p: Array, q: Array, dual: Array) -> Array:
     """Column potentials (K,) of a plan with a little entropy, for costs C (N, K), after scalings from ``dual`` (K,).
     Where that is far from the potentials of the linear problem, as zero is, a first vertex is found several times as
     fast from these; of uniform random costs it is not."""
-    reduced = torch.from_numpy(_reduced(C.numpy(), dual))
+    reduced = torch.from_numpy(_reduce_costs(C.numpy(), dual))
     columns = reduced.amin(0)
     reduced -= columns
     a, b = (torch.from_numpy(side).to(torch.float32) for side in (p / p.sum(), q / q.sum()))
@@ -154,7 +154,7 @@ def blurred_duals(C: Tensor, p: Array, q: Array, dual: Array) -> Array:
     return found
 
 
-def summing_up(row: Array, column: Array, mass: Array, p: Array, q: Array) -> csr_array:
+def repair_marginals(row: Array, column: Array, mass: Array, p: Array, q: Array) -> csr_array:
     """The plan (N, K) of entries whose sums are p and q up to rounding: what is above is scaled down, and what is
     missing put along a staircase."""
     (n, k), present = (len(p), len(q)), mass > 0
@@ -175,14 +175,18 @@ def equal_masses(p: Array, q: Array) -> bool:
     return len(p) == len(q) and bool(np.ptp(p) == 0 == np.ptp(q))
 
 
-def linear_program(cost: Array, row: Array, column: Array, masses: Array, basis: Array | None = None) -> Program:
+def linear_program(
+    cost: Array, row: Array, column: Array, masses: Array, basis: Array | None = None
+) -> ProgramSolution:
     """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` and over equal ``column`` are ``masses`` (n + k,),
     found from a ``basis`` of such sums where there is one. ``column`` counts on from the rows: n <= column < n + k."""
-    ends, core = np.stack((row, column), 1).ravel().astype(np.int32), _bindings()
-    return _by_linprog(cost, ends, masses) if core is None else _by_bindings(core, cost, ends, masses, basis)
+    ends, core = np.stack((row, column), 1).ravel().astype(np.int32), _load_bindings()
+    return (
+        _solve_by_linprog(cost, ends, masses) if core is None else _solve_by_bindings(core, cost, ends, masses, basis)
+    )
 
 
-def _by_linprog(cost: Array, ends: Array, masses: Array) -> Program:
+def _solve_by_linprog(cost: Array, ends: Array, masses: Array) -> ProgramSolution:
     from scipy.optimize import linprog  # late: it takes a third of the import of this package
 
     count = len(cost)
@@ -196,10 +200,12 @@ def _by_linprog(cost: Array, ends: Array, masses: Array) -> Program:
     found = linprog(cost, A_eq=sums, b_eq=masses, method="highs-ds", options=options)
     if found.status != 0:
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {found.message}")
-    return Program(found.x, found.eqlin.marginals, None)
+    return ProgramSolution(found.x, found.eqlin.marginals, None)
 
 
-def _by_bindings(core: Any, cost: Array, ends: Array, masses: Array, basis: Array | None = None) -> Program:
+def _solve_by_bindings(
+    core: Any, cost: Array, ends: Array, masses: Array, basis: Array | None = None
+) -> ProgramSolution:
     count, options, highs = len(cost), core.HighsOptions(), core._Highs()
     options.output_flag, options.presolve, options.solver = False, "off", "simplex"
     options.simplex_dual_edge_weight_strategy = DEVEX
@@ -210,20 +216,22 @@ def _by_bindings(core: Any, cost: Array, ends: Array, masses: Array, basis: Arra
     columns = cost, np.zeros(count), np.full(count, np.inf), masses, masses
     entries = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count), np.zeros(count, np.int32)
     highs.passModel(count, len(masses), 2 * count, COLUMNWISE, MINIMISE, 0.0, *columns, *entries)
-    if basis is not None and highs.setBasis(_basis(core, count, len(masses), basis)) != core.HighsStatus.kOk:
-        return _by_bindings(core, cost, ends, masses)
+    if basis is not None and highs.setBasis(_make_basis(core, count, len(masses), basis)) != core.HighsStatus.kOk:
+        return _solve_by_bindings(core, cost, ends, masses)
     highs.run()
     status = highs.getModelStatus()
     if basis is not None and status != core.HighsModelStatus.kOptimal:
-        return _by_bindings(core, cost, ends, masses)
+        return _solve_by_bindings(core, cost, ends, masses)
     if status != core.HighsModelStatus.kOptimal:
         text = highs.modelStatusToString(status)
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {text}")
     solution = highs.getSolution()
-    return Program(np.array(solution.col_value), np.array(solution.row_dual), np.array(highs.getBasicVariables()[1]))
+    return ProgramSolution(
+        np.array(solution.col_value), np.array(solution.row_dual), np.array(highs.getBasicVariables()[1])
+    )
 
 
-def _basis(core: Any, count: int, masses: int, positions: Array) -> Any:
+def _make_basis(core: Any, count: int, masses: int, positions: Array) -> Any:
     """HiGHS's record of a basis of so many variables and sums."""
     status, basis = core.HighsBasisStatus, core.HighsBasis()
     columns, rows = [status.kLower] * count, [status.kLower] * masses
@@ -237,7 +245,7 @@ def _basis(core: Any, count: int, masses: int, positions: Array) -> Any:
 
 
 @functools.cache
-def _bindings() -> Any:
+def _load_bindings() -> Any:
     """HiGHS's own bindings, of highspy or in SciPy's copy, if they solve a program of two rows and two columns.
 
     The copy is not part of SciPy's interface, but `linprog` spends as long around HiGHS as HiGHS itself: measured, all
@@ -247,8 +255,8 @@ def _bindings() -> Any:
     for name in BINDINGS:
         try:
             core = import_module(name)
-            x, price, basis = _by_bindings(core, np.array([2.0, 1.0, 1.0, 3.0]), ends, masses)
-            x, price, basis = _by_bindings(core, np.array([1.0, 3.0, 2.0, 1.0]), ends, masses, basis)
+            x, price, basis = _solve_by_bindings(core, np.array([2.0, 1.0, 1.0, 3.0]), ends, masses)
+            x, price, basis = _solve_by_bindings(core, np.array([1.0, 3.0, 2.0, 1.0]), ends, masses, basis)
         except Exception as error:  # whatever a private module does in another version
             logger.debug("HiGHS through %s: %r", name, error)
             continue
@@ -257,12 +265,12 @@ def _bindings() -> Any:
     return None
 
 
-def assignment(C: Array, dual: Array, out: Array | None = None) -> tuple[Array, Array]:
+def solve_assignment(C: Array, dual: Array, out: Array | None = None) -> tuple[Array, Array]:
     """The best permutation (N,) for costs C (N, N), and its optimal column potentials (N,), from others; good ones make
     it fast. What is written to is the memory ``out`` (N, N), which may be that of C."""
     from scipy.optimize import linear_sum_assignment
 
-    reduced = _reduced(C, dual, out)
+    reduced = _reduce_costs(C, dual, out)
     match = linear_sum_assignment(reduced)[1]
     rows = np.arange(len(C))
     paid = reduced[rows, match]
@@ -279,7 +287,7 @@ def assignment(C: Array, dual: Array, out: Array | None = None) -> tuple[Array, 
     return match, dual + potential
 
 
-def _reduced(C: Array, dual: Array, out: Array | None = None) -> Array:
+def _reduce_costs(C: Array, dual: Array, out: Array | None = None) -> Array:
     """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
     that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
     room = None if out is None else torch.from_numpy(out)
@@ -316,7 +324,7 @@ def _mark_small(mask: Array, reduced: Array) -> None:
         mask |= small
 
 
-def _mark_of_heavy(mask: Array, reduced: Array, p: Array) -> None:
+def _mark_heavy_rows(mask: Array, reduced: Array, p: Array) -> None:
     """Mark the smallest entries of rows with much mass (N,), as many as their mass asks for: in the first steps of a
     partial problem the point that takes what is left had no room otherwise, and no vertex bettered the plan."""
     most = CANDIDATES * p / p.mean()

@@ -24,7 +24,7 @@ from torchgw.types import DistanceProvider
 
 @storable
 @dataclass(frozen=True)
-class Start:
+class WarmStart:
     """A linearised cost and dual potentials to go on from.
 
     cost : (N, K), in units of the scaled squared distances; None where it is to be taken from ``coupling``.
@@ -39,18 +39,18 @@ class Start:
     epsilon: float | None = None
     plan: Tensor | None = None
 
-    def to(self, dtype: torch.dtype) -> Start:
+    def to(self, dtype: torch.dtype) -> WarmStart:
         """The same in another precision."""
         cost = None if self.cost is None else self.cost.to(dtype)
         return replace(self, cost=cost, f=self.f.to(dtype), g=self.g.to(dtype))
 
-    def at(
+    def adapt(
         self, cost: FactoredCost, epsilon: float, model: Model
     ) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
         """A cost centred, the row (N,) and column (K,) terms that this takes off its score, and the potentials (N,),
         (K,) as warm ones of it at ``epsilon``."""
         assert self.epsilon is not None
-        return brought(cost, self.f, self.g, self.epsilon / epsilon, epsilon, model.logs)
+        return adapt_potentials(cost, self.f, self.g, self.epsilon / epsilon, epsilon, model.logs)
 
     def column_dual(self, q: Tensor) -> Tensor:
         """Column potentials (K,) of the linear problem in units of cost, float64; q (K,) are the masses."""
@@ -65,16 +65,16 @@ class Start:
         centred, row, column = self.cost.centre_factors(self.epsilon)
         return coupling_of(centred, self.f + row, self.g + column, self.epsilon)
 
-    def with_rows(self, log_p: Tensor) -> Start:
+    def with_row_sums(self, log_p: Tensor) -> WarmStart:
         """The start with the row sums p (N,), given as base-2 logarithms: potentials lifted one by one can stand for
         plans of any mass, from which no anchors should be drawn. As it is without a cost, or with a stored part."""
         if self.cost is None or self.epsilon is None or self.cost.extra is not None:
             return self
         centred, row, column = self.cost.centre_factors(self.epsilon)
         f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + column, 1)
-        return Start(self.cost, f - row, self.g, self.epsilon)
+        return WarmStart(self.cost, f - row, self.g, self.epsilon)
 
-    def stored(self, model: Model) -> Tensor:
+    def dense_plan(self, model: Model) -> Tensor:
         """The plan (N, K) of the potentials of one side, with the masses of the other where these are hard, or the
         smaller ones: both sides' may overflow where they were lifted one by one."""
         assert self.cost is not None
@@ -88,7 +88,7 @@ class Start:
         return plan.T if turned else plan
 
 
-def brought(
+def adapt_potentials(
     cost: FactoredCost,
     f: Tensor,
     g: Tensor,
@@ -96,7 +96,7 @@ def brought(
     epsilon: float | Tensor,
     logs: tuple[Tensor, Tensor],
 ) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
-    """`Start.at` of potentials of ``ratio`` times this epsilon, with the base-2 logarithms of the masses."""
+    """`WarmStart.adapt` of potentials of ``ratio`` times this epsilon, with the base-2 logarithms of the masses."""
     centred, row, column = cost.centre_factors(epsilon)
     f, g = (rescale(side, log, ratio) for side, log in zip((f, g), logs, strict=True))
     f, g = torch._foreach_add((f, g), (row, column))
@@ -114,21 +114,21 @@ def coupling_of(
     return DenseCoupling(flush_small((score + f[:, None]).add_(g).exp2_()))
 
 
-def product_start(log_p: Tensor, log_q: Tensor) -> Start:
+def product_start(log_p: Tensor, log_q: Tensor) -> WarmStart:
     """The product plan of mass one: no information about the matching."""
-    return Start(None, log_p - log_p.exp2().sum().log2(), log_q - log_q.exp2().sum().log2())
+    return WarmStart(None, log_p - log_p.exp2().sum().log2(), log_q - log_q.exp2().sum().log2())
 
 
-def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, epsilon: float) -> Start:
+def plan_start(plan: Tensor, gradient: Gradient, log_p: Tensor, log_q: Tensor, epsilon: float) -> WarmStart:
     """From a plan (N, K) of the user's, scaled to mass one; its marginals need not hold."""
     coupling = DenseCoupling(plan / plan.sum())
-    return Start(gradient(coupling, coupling.marginal(1)), log_p, log_q, epsilon)
+    return WarmStart(gradient(coupling, coupling.marginal(1)), log_p, log_q, epsilon)
 
 
 def pairs_start(
     pairs: Tensor, source: DistanceProvider, target: DistanceProvider, log_p: Tensor, log_q: Tensor, model: Model
-) -> Start:
+) -> WarmStart:
     """From matching pairs (m, 2): each point is matched by its distances to them."""
     cost = sampled_cost(source, target, Anchors(pairs[:, 0], pairs[:, 1]))
     cost = linearise(model, cost, model.linear(cost.U.dtype))
-    return Start(cost, log_p, log_q, model.epsilon)
+    return WarmStart(cost, log_p, log_q, model.epsilon)

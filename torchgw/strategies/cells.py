@@ -70,7 +70,7 @@ def streamed(problem: Problem) -> StreamedProblem:
         cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)))
         for axis, (side, own) in enumerate(zip((x, y), features, strict=True))
     )
-    kernels = problem.kernels.shared(x.ranks)
+    kernels = problem.kernels.share(x.ranks)
     return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
 
 
@@ -107,7 +107,7 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
             solution, candidates = solve_contenders(small, candidates)
         return solution, () if reference is None else listed(small, candidates, reference), searched - began
 
-    solution, basins, searched = problem.by_first(search)
+    solution, basins, searched = problem.run_on_first(search)
     return solution, basins, {"search": searched, "solve": time.perf_counter() - began - searched}
 
 

@@ -26,7 +26,7 @@ from torchgw.diagnostics.status import History
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 
 logger = logging.getLogger("torchgw")
 
@@ -38,7 +38,7 @@ FALL = 0.05  # of the value, that a step must have brought to be followed by ano
 SHARP = 0.05  # mean entropy of the rows, below which a plan is a matching
 MOVED = 0.01  # of the mass, whose match a step must have changed likewise
 
-Solve = Callable[[StoredProblem, Start, History], Solution]
+Solve = Callable[[StoredProblem, WarmStart, History], Solution]
 
 
 def continued(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> Solution:
@@ -46,10 +46,10 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
     p, solution = problem.p, first
     path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
     few = len(problem.p) * len(problem.q) <= FEW_PAIRS
-    least = (LEFT_OF_FEW if few else LEFT) * problem.gain
+    least = (LEFT_OF_FEW if few else LEFT) * problem.energy_scale
     for number in range(1, MOST_STEPS + 1):
-        epsilon, end = path[-1].epsilon * RATIO, solution.end
-        left = problem.continued and solution.status.converged and path[-1].value > least
+        epsilon, end = path[-1].epsilon * RATIO, solution.warm_start
+        left = problem.lowers_epsilon and solution.status.converged and path[-1].value > least
         if not left or end is None or end.cost is None or problem.watch.cut() or blur(solution, p) < SHARP:
             break
         reason = precision_warning(end.cost, epsilon, problem.options)
@@ -57,7 +57,9 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
             logger.info("epsilon %.3g is left out: %s", epsilon, reason)
             break
         began, start = time.perf_counter(), end.to(problem.masses[0].dtype)
-        found = problem.stage(f"epsilon-{number}", partial(solve, problem.at(epsilon), start, solution.history.copy()))
+        found = problem.stage(
+            f"epsilon-{number}", partial(solve, problem.with_epsilon(epsilon), start, solution.history.copy())
+        )
         spent = time.perf_counter() - began
         if not found.status.converged:
             logger.info("epsilon %.3g is left out: %s", epsilon, found.status)
@@ -66,7 +68,7 @@ def continued(problem: StoredProblem, first: Solution, seconds: float, solve: So
         moved = float(p @ (found.plan.argmax(1) != solution.plan.argmax(1)).to(p) / p.sum())
         path = (*path, replace(step_of(problem, found, spent), epsilon=epsilon, moved=moved))
         logger.info("continuation: %s", path[-1])
-        solution = found.after(solution)
+        solution = found.add_iterations(solution)
         if path[-1].value > (1 - FALL) * path[-2].value or moved < MOVED:
             break
     return replace(solution, path=path)

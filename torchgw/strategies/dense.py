@@ -24,9 +24,9 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
 from torchgw.search.initial_guesses import random_plans
-from torchgw.solvers.problem import Problem, StoredProblem, descended, make_gradient
+from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, run_fixed_point
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.warm_start import Start, pairs_start, plan_start, product_start
+from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continued
 from torchgw.strategies.escape import SecondOrder, escaped, is_looked_at
@@ -82,11 +82,11 @@ def solve_dense(
     source, target = (space.to(p.device, loop_dtype(options.mixed_precision)) for space in wide)
     narrow = Problem.of(asked, spaces=(source, target))
     problem = StoredProblem.of(narrow, gradient=make_gradient(narrow))
-    if asked.sharp or asked.sharpens or asked.tol is not None:
+    if asked.has_no_entropy or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     ladder: tuple[Rung, ...] = ()
     if streamed is None:
-        begun = (begin or (_begun if asked.model.is_standard or not asked.sharp else _begun_by_form))(problem)
+        begun = (begin or (_begun if asked.model.is_standard or not asked.has_no_entropy else _begun_by_form))(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
             solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
@@ -99,7 +99,7 @@ def solve_dense(
     model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
     second = SecondOrder(solution)
     if is_looked_at(problem, solution, model.epsilon):
-        second = escaped(problem.at(model.epsilon), solution, (wide[0], wide[1]))
+        second = escaped(problem.with_epsilon(model.epsilon), solution, (wide[0], wide[1]))
     solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
@@ -107,7 +107,7 @@ def solve_dense(
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
     if second.escapes and basins:
         basins = (_led_to(basins[0], stored, values.total), *basins[1:])
-    return solution.certified(
+    return solution.with_certificate(
         stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
         gradient="exact" if asked.exact else "sampled",
@@ -140,9 +140,9 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free is no part of the objective.
     p, q = (torch.full_like(mass, float(mass.sum()) / len(mass)) if rho == 0 else mass for mass, rho in ends)
-    problem = replace(problem, model=replace(model, p=p, q=q)).at(0.0)
+    problem = replace(problem, model=replace(model, p=p, q=q)).with_epsilon(0.0)
     model, coarse, few = problem.model, problem.options.coarse, len(p) * len(q) <= FEW_PAIRS
-    leads, between, found = problem.leads, list[Candidate](), list[tuple[Solution, Candidate]]()
+    leads, between, found = problem.search_problems, list[Candidate](), list[tuple[Solution, Candidate]]()
     reference: Landmarks | None = None
     for number, lead in enumerate(leads if init is None and coarse is not None else []):
         assert coarse is not None
@@ -157,7 +157,7 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
         found, rest = _ends_of_raced(problem, between)
     else:
         found, rest, reference, searched = _ends_of_leads(problem, leads if init is None else leads[:1])
-    starts, plans, product = list[Start](), list[tuple[Tensor, bool]](), p[:, None] * q
+    starts, plans, product = list[WarmStart](), list[tuple[Tensor, bool]](), p[:, None] * q
     if init is not None and init.is_floating_point():
         plans = [(init.to(p), True)]
     elif init is None and model.alpha > 0:
@@ -188,7 +188,7 @@ def _ends_of_leads(
             break
         own, lead = lead is leads[0] is problem, replace(lead, watch=problem.watch)
         with problem.watch.within(f"lead-{number}"):
-            blurred, began = lead.at(lead.epsilon), time.perf_counter()
+            blurred, began = lead.with_epsilon(lead.epsilon), time.perf_counter()
             candidates, reference = where_to_start(blurred)
             seconds += time.perf_counter() - began
             first, candidates = solve_contenders(blurred, candidates)
@@ -196,7 +196,7 @@ def _ends_of_leads(
                 end = sharpened_by_form(problem, first, lead)
             else:  # a sharp plan of another model is better gone down from than one that is blurred
                 part = sharpened_by_form(lead, first, lead)
-                end = ends_by_form(problem, (), [(part.plan, True)], False)[0].after(part)
+                end = ends_by_form(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
         best = candidates[0] if own else replace(candidates[0], passed=())  # whose energies are others
         found.append((end, _settled(best, end)))
         rest += candidates[1:] if own else []
@@ -241,12 +241,12 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     has had both; a search that brings plans has had that one too, between cells where points are many, and beyond
     20 x 20 points only what is nearly as low after one step is solved, and the lowest once more, annealed further.
     """
-    best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.sharp else solve_smoothly
-    near, most = (SHARP_TIE, 2) if problem.sharp else (NEAR_TIE, 1)
+    best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.has_no_entropy else solve_smoothly
+    near, most = (SHARP_TIE, 2) if problem.has_no_entropy else (NEAR_TIE, 1)
     slack = TINY * problem.unit  # energies are known no better
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
     pairs = len(problem.p) * len(problem.q)
-    small = problem.sharp and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
+    small = problem.has_no_entropy and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if best.annealed and not small:  # how low a plan leads, its own energy hardly says
         left = [c for c in candidates[:RACED] if c.near and c.energy <= NEAR * best.energy + slack]
@@ -254,7 +254,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         best, others = contenders[0], [*contenders[1:], *beaten, *candidates[len(left) :]]
     if best.ended:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.ended)]
-    elif problem.sharp and best.level != "given" and pairs <= (FEW_PAIRS if best.annealed else PRODUCT_PAIRS):
+    elif problem.has_no_entropy and best.level != "given" and pairs <= (FEW_PAIRS if best.annealed else PRODUCT_PAIRS):
         contenders += product_starts(problem)[-1 if best.annealed else 0 :]
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
@@ -273,7 +273,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         further = problem.stage("further", partial(solve_sharply, problem, start))
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
-    settled = [replace(_settled(c, end), ended=problem.sharp) for c, end in zip(contenders, ends, strict=True)]
+    settled = [replace(_settled(c, end), ended=problem.has_no_entropy) for c, end in zip(contenders, ends, strict=True)]
     model, minimised = problem.model, [end.energy for end in ends]
     if model.epsilon > 0 and len(ends) > 1:
         entropies = fetched(*(model.entropy_term(end.plan, model.epsilon) for end in ends))
@@ -314,14 +314,14 @@ def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
         return find_basins(problem, problem.options.coarse)
     if init is None:
         start = product_start(log_p, log_q)
-    elif init.is_floating_point() and problem.sharp:
+    elif init.is_floating_point() and problem.has_no_entropy:
         return sharp_starts(problem, init.to(log_p.dtype), "given", "given"), None
     elif init.is_floating_point():
         start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
     else:
         start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        solved = descended(problem, start, problem.epsilon, 1)
-        assert solved.end is not None
-        start = solved.end
+        solved = run_fixed_point(problem, start, problem.epsilon, 1)
+        assert solved.warm_start is not None
+        start = solved.warm_start
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None

@@ -28,7 +28,7 @@ from torchgw.objective.model import Model, mean_cost
 from torchgw.solvers.hessian import hessian_of
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.smooth import solve_smoothly
 from torchgw.types import DistanceProvider
 
@@ -105,7 +105,7 @@ def escaped(
             return found
         logger.info("a saddle, eigenvalue %.3g: from %.6g to %.6g", curvature, solution.energy, best.energy)
         ended = tuple(replace(step, value=max(best.energy, 0.0)) for step in solution.path[-1:])
-        solution, escapes = replace(best.after(solution), path=solution.path[:-1] + ended), escapes + 1
+        solution, escapes = replace(best.add_iterations(solution), path=solution.path[:-1] + ended), escapes + 1
 
 
 def _is_firm(values: Tensor) -> bool:
@@ -113,7 +113,9 @@ def _is_firm(values: Tensor) -> bool:
     return len(values) >= FEW_STEPS and bool(values[0] > FIRM)
 
 
-def _both_ways(problem: StoredProblem, solution: Solution, hessian: Hessian, ends: ExtremeEigenpairs) -> list[Start]:
+def _both_ways(
+    problem: StoredProblem, solution: Solution, hessian: Hessian, ends: ExtremeEigenpairs
+) -> list[WarmStart]:
     """Starts on both sides of a plan, along the change of the smallest eigenvalue."""
     T, W = solution.plan.double(), hessian.change(ends.vectors[:, 0]).change.to_dense()
     ratio = torch.where(T > 0, W / T, 0.0)
@@ -121,13 +123,13 @@ def _both_ways(problem: StoredProblem, solution: Solution, hessian: Hessian, end
     return [_start(problem, solution, T * (sign * ratio).clamp(-MOST_LOG, MOST_LOG).exp()) for sign in (1.0, -1.0)]
 
 
-def _start(problem: StoredProblem, solution: Solution, plan: Tensor) -> Start:
+def _start(problem: StoredProblem, solution: Solution, plan: Tensor) -> WarmStart:
     """From a plan (N, K), whose mass is made that of the solution's."""
     p = problem.masses[0]
     coupling = DenseCoupling((plan * (solution.plan.sum() / plan.sum())).to(p))
-    assert solution.end is not None
+    assert solution.warm_start is not None
     cost = problem.gradient(coupling, p)
-    return replace(solution.end.to(p.dtype), cost=cost, epsilon=problem.epsilon)
+    return replace(solution.warm_start.to(p.dtype), cost=cost, epsilon=problem.epsilon)
 
 
 def _objective(model: Model, quadratic: ExactGradient, solution: Solution) -> float:

@@ -30,7 +30,7 @@ def solve_stored(asked: Problem) -> CertifiedSolution:
 def _pays(asked: Problem) -> bool:
     """Whether it is between many points on curves, and no more precise than cells are."""
     loose = asked.options.stopping.plan_tol >= StoppingOptions().plan_tol
-    return asked.curves and loose and not asked.sharp and asked.tol is None
+    return asked.curves and loose and not asked.has_no_entropy and asked.tol is None
 
 
 def _from_cells(asked: Problem, problem: StoredProblem) -> Begun:

@@ -46,10 +46,10 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import Inner, Linear, StoredInner, StreamedInner
+from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces.hierarchy import Cells
 from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, cells_of, cost_on_points
 
@@ -112,7 +112,7 @@ class SolvedRung:
     score: FactoredScore
     x: CellSpace
     y: CellSpace
-    linear: Linear
+    linear: LinearProblem
     f: Tensor
     g: Tensor
     n_iter: int
@@ -142,10 +142,10 @@ class Climb(State):
     descent: Status
 
     @property
-    def end(self) -> Start:
+    def end(self) -> WarmStart:
         """To go on from here, in float64."""
         score = self.solved.score
-        return Start(self.solved.cost.to(torch.float64), self.f - score.row, self.g - score.column, score.epsilon)
+        return WarmStart(self.solved.cost.to(torch.float64), self.f - score.row, self.g - score.column, score.epsilon)
 
     @property
     def complete(self) -> bool:
@@ -170,8 +170,8 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     The history is that of all descents.
     """
     history, (x, y) = first.history, problem.cells
-    assert first.end is not None
-    g = first.end.g
+    assert first.warm_start is not None
+    g = first.warm_start.g
 
     def lift(solved: SolvedRung, done: Solution | None, last: Climb | None, began: float) -> Climb:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
@@ -230,7 +230,7 @@ def climbed(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[
     state.require_numbers()
     return state, Solution(
         coupling=None,
-        end=state.end if problem.ranks.count == 1 else None,  # of shares
+        warm_start=state.end if problem.ranks.count == 1 else None,  # of shares
         status=status,
         n_iter=state.n_iter,
         n_iter_sinkhorn=state.n_iter_sinkhorn,
@@ -252,7 +252,7 @@ def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, 
         for mass in model.masses
     ]
     cells = step.linear.A, step.linear.B, step.f, step.g
-    f, g, errors = _lifted(problem.kernels.alone, model, step.ends, cells, labels, draws, problem.ranks)
+    f, g, errors = _lifted(problem.kernels.local_kernel, model, step.ends, cells, labels, draws, problem.ranks)
     one, its_error, other, other_error = fetched(errors)[0].tolist()
     return f, g, *max((one, its_error), (other, other_error))
 
@@ -352,20 +352,20 @@ def _next(
     p, q = (mass.to(dtype) for mass in model.masses)
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
     inner = _inner(problem, x, y, replace(problem.options.sinkhorn, tol=tolerance(problem)))
-    start = Start(cost, f.to(dtype), g.to(dtype), epsilon)
+    start = WarmStart(cost, f.to(dtype), g.to(dtype), epsilon)
     loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
     descent = partial(descend, gradient, start, inner, problem.options, loop, by_value=loose)
     run = partial(problem.stage, f"rung-{rung}", descent)
-    done = problem.by_first(run) if stored else run()
+    done = problem.run_on_first(run) if stored else run()
     history.go_on_from(done.history)
     assert done.coupling is not None
-    assert done.end is not None
+    assert done.warm_start is not None
     if complete:
         cost = gradient(done.coupling, p).restrict(x.cells.label, y.cells.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = cost_on_points(problem, done.coupling, x, y)
-    return _solved(problem, cost, x, y, done.end.g), done
+    return _solved(problem, cost, x, y, done.warm_start.g), done
 
 
 def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> SolvedRung:
@@ -382,14 +382,14 @@ def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellS
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
         run = partial(_inner(problem, x, y, last).potentials, linear, f, g)
-        state = problem.by_first(run) if _stored(problem, x, y) else run()
+        state = problem.run_on_first(run) if _stored(problem, x, y) else run()
     return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
 @replayed()
 def _begun(
     kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
-) -> tuple[Linear, Tensor, Tensor]:
+) -> tuple[LinearProblem, Tensor, Tensor]:
     """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
     linear = _linear(model, ends, x, y, ranks)
     A, B = linear.A, linear.B
@@ -398,14 +398,14 @@ def _begun(
 
 
 @replayed()
-def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> Linear:
+def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
     """The linear problem between cells, for a score on all points."""
     small, dtype = model.coarsen(x, y), ends.A.dtype
     sides = zip((x, y), ends.offsets, model.masses, strict=True)
     offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in sides]
     log_p, log_q = (mass.log2().to(dtype) for mass in small.masses)
     row, column = small.constraints_from_logs(log_p, log_q, ends.epsilon, *offsets)
-    return Linear(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
+    return LinearProblem(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
 
 
 def tolerance(problem: StreamedProblem) -> float:
@@ -423,10 +423,10 @@ def _stored(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _complete(problem, x, y)
 
 
-def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> Inner:
+def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> InnerSolver:
     model = replace(problem.model.coarsen(x.cells, y.cells), epsilon=problem.epsilon)
     if _stored(problem, x, y):
-        return StoredInner(problem.kernels.stored, model, options)
-    return StreamedInner(
+        return StoredSolver(problem.kernels.stored, model, options)
+    return StreamedSolver(
         problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted, problem.ranks
     )

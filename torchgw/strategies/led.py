@@ -83,9 +83,9 @@ def judged(asked: Problem, found: CertifiedSolution, stores: bool = True) -> Cer
     began = time.perf_counter()
     spaces = asked.source.to(model.p.device, torch.float64), asked.target.to(model.p.device, torch.float64)
     n, k = len(model.p), len(model.q)
-    assert found.end is not None
-    assert found.end.cost is not None
-    dual = found.end.cost.column_dual(found.end.g, model.q, asked.epsilon)
+    assert found.warm_start is not None
+    assert found.warm_start.cost is not None
+    dual = found.warm_start.cost.column_dual(found.warm_start.g, model.q, asked.epsilon)
     if stores and n * k * (n + k) <= CERTIFIED_WORK and 16 * n * k <= options.max_memory:
         stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
         read, sample = read_dense_plan(stored, spaces, model, options.max_memory, asked.generator), None

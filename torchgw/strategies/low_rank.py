@@ -11,7 +11,7 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.kernels.sums import inner_product
 from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.value import Objective
-from torchgw.solvers.low_rank import Factored, solve_low_rank, warm_factors
+from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.cells import on_points, solve_on_cells, streamed
@@ -32,7 +32,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     x, y = (side.cells.label for side in problem.cells)
     chosen = replace(options.low_rank, step=options.low_rank.step * asked.unit)
     start = warm_factors(wide[0], (x, y), first.plan, p, q, chosen, generator)
-    factored = Factored.of(wide[0], wide[1], p, q, model.epsilon)
+    factored = FactoredProblem.of(wide[0], wide[1], p, q, model.epsilon)
     solution = asked.stage("descent", lambda: solve_low_rank(factored, chosen, generator, start=start, watch=watch))
     solved = time.perf_counter()
     coupling = solution.coupling
@@ -44,7 +44,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     found = read_block_plan(coupling, product, problem.spaces, problem.controls, model.masses, 0, generator)
     found = replace(found, quadratic=Objective(solution.energy, True, 0.0), expected=solution.energy)
     values, certificate = certify(found, first.dual.to(p.dtype)[y], problem.spaces, model, asked.unit, generator)
-    return solution.certified(
+    return solution.with_certificate(
         marginals=marginals,
         gradient="exact",
         last_change=0.0,

@@ -30,19 +30,19 @@ from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
-from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
-from torchgw.solvers.factored_transport import corner, finds_vertices
+from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
+from torchgw.solvers.factored_transport import has_vertex_solver, north_west_corner
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop, State
-from torchgw.solvers.model_form import ModelForm, graded
-from torchgw.solvers.permutations import Permuted, permute
+from torchgw.solvers.model_form import ModelForm, make_continuation_models
+from torchgw.solvers.permutations import PermutationState, descend_permutations
 from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import TransportError, assignment, equal_masses
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.transport_lp import TransportError, equal_masses, solve_assignment
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import step_of
 from torchgw.types import is_symmetric
 
@@ -64,7 +64,7 @@ StateT = TypeVar("StateT", bound=State)
 
 
 def solve_sharply(
-    problem: StoredProblem, start: Start, history: History | None = None, lead: StoredProblem | None = None
+    problem: StoredProblem, start: WarmStart, history: History | None = None, lead: StoredProblem | None = None
 ) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
 
@@ -80,22 +80,22 @@ def solve_sharply(
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
-        assert now.end is not None
-        now = _annealed(warm, now.end, epsilon, now.history, step, min(STEPS, left)).after(now)
+        assert now.warm_start is not None
+        now = _annealed(warm, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
-    assert now.end is not None
-    assert now.end.cost is not None
-    dual = now.end.cost.column_dual(now.end.g.to(torch.float64), problem.q, epsilon)
+    assert now.warm_start is not None
+    assert now.warm_start.cost is not None
+    dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
     descent = _Descent(problem, now.history, limit)
     found = descent.solved(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
     found = _exchanged_further(problem, descent, found)
-    warning = precision_warning(now.end.cost, epsilon, problem.options)
-    return replace(found.after(now), precision_warning=warning)
+    warning = precision_warning(now.warm_start.cost, epsilon, problem.options)
+    return replace(found.add_iterations(now), precision_warning=warning)
 
 
-def descend_sharply(problem: StoredProblem, start: Start) -> Solution:
+def descend_sharply(problem: StoredProblem, start: WarmStart) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
     descent = _Descent(problem, History(), problem.options.stopping.max_iter)
@@ -103,7 +103,7 @@ def descend_sharply(problem: StoredProblem, start: Start) -> Solution:
     return _exchanged_further(problem, descent, found)
 
 
-def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
+def first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
     """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
@@ -112,30 +112,34 @@ def first_step(problem: StoredProblem, start: Start) -> FrankWolfe:
     if problem.model.is_standard:
         return frank_wolfe(descent.first, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.loop())[0]
     form = descent.forms[0]
-    found, _ = frank_wolfe(form, form.entered(plan), form.duals(dual), form.plans(False, True), descent.loop())
-    return replace(found, plan=form.left(found.plan))
+    found, _ = frank_wolfe(
+        form, form.extend(plan), form.extend_duals(dual), form.make_polytope(False, True), descent.loop()
+    )
+    return replace(found, plan=form.restrict(found.plan))
 
 
 def sharpened_by_form(problem: StoredProblem, blurred: Solution, lead: StoredProblem) -> Solution:
     """Where an entropic optimum of any model leads, that of a ``lead``."""
-    assert blurred.end is not None
-    start = blurred.end.to(problem.masses[0].dtype)
-    return problem.stage("sharpen", partial(solve_sharply, problem, start, blurred.history.copy(), lead)).after(blurred)
+    assert blurred.warm_start is not None
+    start = blurred.warm_start.to(problem.masses[0].dtype)
+    return problem.stage(
+        "sharpen", partial(solve_sharply, problem, start, blurred.history.copy(), lead)
+    ).add_iterations(blurred)
 
 
 def alone_by_form(problem: StoredProblem) -> Tensor:
     """The plan (N, K) of one pair that is worth the most."""
-    return _Descent(problem, History(), FIRST).forms[-1].alone()
+    return _Descent(problem, History(), FIRST).forms[-1].best_single_pair()
 
 
 def ends_by_form(
-    problem: StoredProblem, starts: Iterable[Start], plans: Iterable[tuple[Tensor, bool]], exact: bool
+    problem: StoredProblem, starts: Iterable[WarmStart], plans: Iterable[tuple[Tensor, bool]], exact: bool
 ) -> list[Solution]:
     """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not; each with
     whether it is gone down from at once, or led by other models."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
     others, found = list[partial[Solution]](), list[Solution]()
-    others += [partial(solve_sharply, quiet, start, lead=quiet.leads[0]) for start in starts]
+    others += [partial(solve_sharply, quiet, start, lead=quiet.search_problems[0]) for start in starts]
     for plan, at_once in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
         others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
@@ -149,10 +153,10 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
     """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
     settle, or where nothing lower was found."""
     before = first.coupling if first.stored is None else first.stored
-    if before is None or first.end is None or not first.status.converged or problem.watch.cut():
+    if before is None or first.warm_start is None or not first.status.converged or problem.watch.cut():
         return first
-    began, start = time.perf_counter(), first.end.to(problem.masses[0].dtype)
-    sharp = problem.at(0.0)
+    began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
+    sharp = problem.with_epsilon(0.0)
     found = problem.stage("sharpen", partial(solve_sharply, sharp, start, first.history.copy()))
     if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.cut()):
         logger.info("the sharp end at %.6g is not taken: %s", found.energy, found.status)
@@ -160,7 +164,7 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
     moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
     step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
     logger.info("sharpened: %s", step)
-    return replace(found.after(first), path=(*first.path, step))
+    return replace(found.add_iterations(first), path=(*first.path, step))
 
 
 def _exchanged_further(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
@@ -170,7 +174,7 @@ def _exchanged_further(problem: StoredProblem, descent: _Descent, found: Solutio
         return found
     assert found.dual is not None
     with problem.watch.within("exchanged"):
-        return descent.solved(exchanged, found.dual, True).after(found)
+        return descent.solved(exchanged, found.dual, True).add_iterations(found)
 
 
 def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
@@ -184,12 +188,12 @@ def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
     every = torch.arange(len(p), device=p.device)
     symmetric = is_symmetric(source) and is_symmetric(target)
     between = AssignmentProblem.of(source.rows(every), target.rows(every), symmetric)
-    plan = between.after_exchanges(found.plan.cpu())
+    plan = between.round_and_exchange(found.plan.cpu())
     return plan.to(problem.masses[0]) if between.value(plan) < (1 - TOLERANCE) * found.energy else None
 
 
 def _annealed(
-    problem: StoredProblem, start: Start, epsilon: float, history: History, step: int, steps: int
+    problem: StoredProblem, start: WarmStart, epsilon: float, history: History, step: int, steps: int
 ) -> Solution:
     """A few iterations at one epsilon on the way to zero."""
     sinkhorn = problem.options.sinkhorn
@@ -271,7 +275,7 @@ class _Descent:
         if equal_masses(*(mass.numpy() for mass in fetched(p, q))):
             factored = first if isinstance(first, ExactGradient) else wide
             matched = self._by_permutations(factored, wide if leading else None, plan, dual, kept)
-        found: FrankWolfe | Permuted | FactoredDescent
+        found: FrankWolfe | PermutationState | FactoredDescent
         between, cost, exact = None, None, self.exact
         if matched is not None:
             found, status = matched
@@ -300,22 +304,27 @@ class _Descent:
     @cached_property
     def forms(self) -> list[ModelForm]:
         """The objective of any model, after those of the models that lead to it."""
-        return [ModelForm(model, self.exact) for model in graded(self.problem.model, self.problem.gain)]
+        return [
+            ModelForm(model, self.exact)
+            for model in make_continuation_models(self.problem.model, self.problem.energy_scale)
+        ]
 
     def by_form(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool, at_once: bool = False) -> Solution:
         """Where they end by the objective of any model, ``at_once`` or led by other models; ``exact`` vertices are the
         best, and the first one is not sought by ``rough`` potentials."""
         before, form = len(self.history.iteration), self.forms[-1]
-        whole, duals = form.entered(plan.to(torch.float64, copy=True)), form.duals(dual)
-        among = form.plans(exact, rough)
+        whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
+        among = form.make_polytope(exact, rough)
         for number, each in enumerate(self.forms[-1 if at_once else 0 :]):
             tol = TOLERANCE if each is form else LED_TOLERANCE
-            descent = partial(frank_wolfe, each, whole, duals, among, offset=each.least)
+            descent = partial(frank_wolfe, each, whole, duals, among, offset=each.unavoidable_cost)
             found, status = self.stage(f"graded-{number}", descent, tol)
             whole, duals = found.plan, found.duals[0]
-        ended = form.left(whole)
+        ended = form.restrict(whole)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
-        return self._solution(ended, found.value + form.least, status, before, form.dual(found.duals[0]))
+        return self._solution(
+            ended, found.value + form.unavoidable_cost, status, before, form.restrict_duals(found.duals[0])
+        )
 
     def _solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
@@ -323,7 +332,7 @@ class _Descent:
         """The end of a descent that began after so many entries of the history."""
         return Solution(
             coupling=DenseCoupling(plan),
-            end=None,
+            warm_start=None,
             status=status,
             n_iter=len(self.history.iteration) - before,
             n_iter_sinkhorn=0,
@@ -340,7 +349,7 @@ class _Descent:
         leads, until one stays; None where spaces have none, points are few or without mass, or where the end is above a
         plan to be ``kept``."""
         p, q = self.problem.model.masses
-        many = len(p) * len(q) >= FACTORED_PAIRS and finds_vertices(len(p), len(q))
+        many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
         if isinstance(first, MatchingGradient) or not many or min(p.min(), q.min()) <= 0:
             return None
         if first.source.factors() is None or first.target.factors() is None or self.problem.watch.cut():
@@ -351,7 +360,7 @@ class _Descent:
         cost = first(coupling, p)
         order = Order.of(cost)
         duals = c_transform(cost, dual, q), dual
-        start = Vertex(cost, duals, corner(order, plan.argmax(0), p, q))
+        start = VertexStart(cost, duals, north_west_corner(order, plan.argmax(0), p, q))
         tol = LED_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
         try:
             found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
@@ -380,7 +389,7 @@ class _Descent:
 
     def _by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
-    ) -> tuple[Permuted, Status] | None:
+    ) -> tuple[PermutationState, Status] | None:
         """From permutation to permutation, by a gradient between factors and then by the ``exact`` one where that is
         another; None where spaces have none, or where the first permutation is above a plan to be ``kept``."""
         matches = make_permutation_objective(first)
@@ -389,12 +398,12 @@ class _Descent:
         p, gradient = self.problem.masses[0], self.problem.quadratic
         cost = gradient(DenseCoupling(plan), p)
         stored = cost.to(torch.float64).rows(slice(None)).cpu().numpy()
-        best = assignment(stored, dual.cpu().numpy(), out=stored)
+        best = solve_assignment(stored, dual.cpu().numpy(), out=stored)
         match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
         if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
             return None
-        found, status = self.stage("permuted", partial(permute, matches, match, dual - first.b))
+        found, status = self.stage("permuted", partial(descend_permutations, matches, match, dual - first.b))
         if exact is None:
             return found, status
         led = matches.with_distances(dense(exact.source), dense(exact.target))
-        return self.stage("matched", partial(permute, led, found.match, found.dual))
+        return self.stage("matched", partial(descend_permutations, led, found.match, found.dual))

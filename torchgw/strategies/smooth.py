@@ -15,15 +15,15 @@ from torchgw.objective.leading import SurrogateGradient
 from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.options import GWOptions
 from torchgw.search.basins import sampled_energy
-from torchgw.solvers.finish import finish, watched_precision
+from torchgw.solvers.finish import finish, start_precision_check
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.inner import StoredInner
+from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.newton import refined, with_tolerance
+from torchgw.solvers.newton import refine_by_newton, with_tolerance
 from torchgw.solvers.problem import StoredProblem
-from torchgw.solvers.sampled import solve_sampled
+from torchgw.solvers.sampled import solve_by_sampling
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import Start
+from torchgw.solvers.warm_start import WarmStart
 from torchgw.types import is_metric
 
 logger = logging.getLogger("torchgw")
@@ -34,7 +34,7 @@ MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
-def solve_smoothly(problem: StoredProblem, start: Start, history: History | None = None) -> Solution:
+def solve_smoothly(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
     gone on with."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
@@ -48,7 +48,7 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
             solution = _corrected(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
     else:
-        solution = solve_sampled(problem.gradient, start, model, epsilon, kernel, options, watch)
+        solution = solve_by_sampling(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
         solution, options = _refined(problem, solution, problem.tol)
     return finished(problem, solution, options)
@@ -56,15 +56,15 @@ def solve_smoothly(problem: StoredProblem, start: Start, history: History | None
 
 def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
     """The solution with its last linear problem solved to the end, its plan feasible and stored."""
-    model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.end
+    model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.warm_start
     assert warm is not None
     assert warm.cost is not None
     inner = options.sinkhorn
     if watch.cut():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
-    warning = watched_precision(warm.cost, epsilon, options)
+    warning = start_precision_check(warm.cost, epsilon, options)
     last = finish(solution, epsilon, model, problem.kernels.stored, inner)
-    assert last.end is not None
+    assert last.warm_start is not None
     assert last.stored is not None
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
@@ -73,8 +73,8 @@ def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> 
         energy = sampled_energy(problem, last.stored)
     return replace(
         last,
-        end=last.end.to(torch.float64),
-        dual=warm.cost.column_dual(last.end.g, model.q, epsilon),
+        warm_start=last.warm_start.to(torch.float64),
+        dual=warm.cost.column_dual(last.warm_start.g, model.q, epsilon),
         energy=energy,
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
         precision_warning=warning(),
@@ -90,16 +90,16 @@ def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
     leading, model, watch = problem.quadratic, problem.model, problem.watch
     assert isinstance(leading, SurrogateGradient)
 
-    def gone_on(name: str, gradient: Gradient, start: Start) -> Solution:
+    def gone_on(name: str, gradient: Gradient, start: WarmStart) -> Solution:
         loop = Loop(watch, solution.history, problem.options.stopping.max_iter)
         inner = problem.inner_at(problem.epsilon)
         whole = partial(descend, gradient, start, inner, problem.options, loop, resolved=True)
-        return problem.stage(name, whole).after(solution)
+        return problem.stage(name, whole).add_iterations(solution)
 
     for number in range(CORRECTIONS if model.has_hard_marginals else 0):
         if watch.cut():
             return solution
-        last, end, value = DenseCoupling(solution.plan), solution.end, solution.history.cost[-1]
+        last, end, value = DenseCoupling(solution.plan), solution.warm_start, solution.history.cost[-1]
         assert end is not None
         gradient = gradient_of(model, leading.correct_at(last, problem.masses[0]))
         solution = gone_on(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
@@ -108,19 +108,19 @@ def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
         still = problem.options.stopping.plan_tol * abs(solution.history.cost[-1])
         if moved <= MOVED or abs(solution.history.cost[-1] - value) <= still:
             return solution
-    assert solution.end is not None
+    assert solution.warm_start is not None
     gradient = gradient_of(model, leading.exact)
     cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
-    return solution if watch.cut() else gone_on("exact", gradient, replace(solution.end, cost=cost))
+    return solution if watch.cut() else gone_on("exact", gradient, replace(solution.warm_start, cost=cost))
 
 
 def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
     """The fixed point near a solution, and the options that it was solved with."""
-    assert solution.end is not None
+    assert solution.warm_start is not None
     assert problem.wide is not None
-    start = solution.end.to(torch.float64)
+    start = solution.warm_start.to(torch.float64)
     options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
-    inner = StoredInner(problem.kernels.stored, problem.model, options.sinkhorn)
+    inner = StoredSolver(problem.kernels.stored, problem.model, options.sinkhorn)
     arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
-    found = problem.stage("fixed-point", partial(refined, *arguments))
-    return replace(found.after(solution), coupling=None), options
+    found = problem.stage("fixed-point", partial(refine_by_newton, *arguments))
+    return replace(found.add_iterations(solution), coupling=None), options

@@ -26,7 +26,7 @@ from torchgw.search.sparse_basins import SparseEnd, search_sparsely
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.sparse_descent import completed, descend_sparsely
+from torchgw.solvers.sparse_descent import complete_marginals, descend_sparsely
 from torchgw.spaces import AdjacencyDistances
 from torchgw.strategies.continuation import step_of
 from torchgw.types import Array
@@ -54,7 +54,7 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
     lower = min(float(first_bound(a, b, model.p.cpu(), model.q.cpu())), values.total)
     solution = Solution(
         coupling=coupling,
-        end=None,
+        warm_start=None,
         status=status,
         n_iter=state.n_iter,
         n_iter_sinkhorn=0,
@@ -63,7 +63,7 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
     )
     if asked.auto:
         solution = replace(solution, path=(step_of(asked, solution, solved - began),))
-    return solution.certified(
+    return solution.with_certificate(
         marginals=marginals,
         gradient="exact",
         value_exact=True,
@@ -138,4 +138,4 @@ def _start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tu
         plan = csr_array(given / given.sum())
     else:
         plan = matched(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.cut)
-    return SparseCoupling.of(completed(plan, problem.p, problem.q), torch.device("cpu")), basins
+    return SparseCoupling.of(complete_marginals(plan, problem.p, problem.q), torch.device("cpu")), basins

@@ -32,8 +32,8 @@ from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
 from torchgw.sinkhorn.score import FactoredScore, factored_score
-from torchgw.solvers.inner import StreamedInner
-from torchgw.solvers.newton import refined, with_tolerance
+from torchgw.solvers.inner import StreamedSolver
+from torchgw.solvers.newton import refine_by_newton, with_tolerance
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
@@ -79,14 +79,14 @@ def _refined(asked: Problem, state: Climb, solution: Solution, tol: float) -> tu
     (p, q), kernels, end = asked.model.masses, asked.kernels, state.end
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     options = with_tolerance(asked.options, tol, end.coupling(), asked.model)
-    inner = StreamedInner(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
+    inner = StreamedSolver(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
     arguments = ExactGradient(x, y, p, q), end, asked.model, inner, options, asked.watch, solution.history
-    done = asked.stage("fixed-point", partial(refined, *arguments))
-    end = done.end or end
+    done = asked.stage("fixed-point", partial(refine_by_newton, *arguments))
+    end = done.warm_start or end
     assert end.cost is not None
     score = factored_score(end.cost, p, q, asked.epsilon, tol, wide=True)
     solved = replace(state.solved, cost=end.cost, score=score)
-    return replace(state, solved=solved, f=end.f + score.row, g=end.g + score.column), done.after(solution)
+    return replace(state, solved=solved, f=end.f + score.row, g=end.g + score.column), done.add_iterations(solution)
 
 
 def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: Solution) -> CertifiedSolution:
@@ -121,9 +121,9 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
     if ranks.count > 1:
         give_back()
     reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
-    return solution.certified(
+    return solution.with_certificate(
         coupling=_coupling(problem, kept, rounded) if coupling is None else coupling,
-        end=state.end if ranks.count == 1 else None,
+        warm_start=state.end if ranks.count == 1 else None,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
         precision_warning=kept.precision_warning,

@@ -24,8 +24,8 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.objective.exact import ExactGradient
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_descent import FactoredDescent, Vertex, descend_between_factors
-from torchgw.solvers.factored_transport import MOST_MASSES, corner
+from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
+from torchgw.solvers.factored_transport import MOST_MASSES, north_west_corner
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.pricing import Order, PricedCost, union
 from torchgw.spaces import FactoredDistances
@@ -77,7 +77,7 @@ def _transformed(
 ) -> Tensor:
     """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
     between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
-    return PricedCost.of(between, order, ranks=ranks).transform(row_dual, dual)[0]
+    return PricedCost.of(between, order, ranks=ranks).c_transform(row_dual, dual)[0]
 
 
 def _order(cost: FactoredCost, ranks: Ranks) -> Order:
@@ -113,11 +113,11 @@ def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, 
         level, within = level.after(cells, found, rows, columns), matched_pairs(found.plan, rows, columns)
     p, q, cost, duals, ranks = level[2:]
     order = _order(cost, ranks)
-    _, nearest = PricedCost.of(cost.T, order.turned, ranks=ranks).transform(duals[1], duals[0])
+    _, nearest = PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], duals[0])
     if len(within) > MOST_WITHIN:
-        reduced = PricedCost.of(cost, order).at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
+        reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    start = Vertex(cost, duals, union(corner(order, nearest, p, q), within))
+    start = VertexStart(cost, duals, union(north_west_corner(order, nearest, p, q), within))
     between = ExactGradient(level.x, level.y, p, q)
     loop = replace(loop, tol=FLOWS_TOLERANCE if level.many else TOLERANCE)
     found, status = descend_between_factors(between, start, order, p, q, loop, ranks)

@@ -83,14 +83,14 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     ended = replace(
         solution,
         coupling=plan,
-        end=None,
+        warm_start=None,
         status=status,
         n_iter=solution.n_iter + found.n_iter,
         history=history,
         energy=found.value,
         dual=dual,
     )
-    return ended.certified(
+    return ended.with_certificate(
         marginals=marginals,
         gradient="exact",
         value_exact=True,

@@ -31,7 +31,7 @@ DENSE_BYTES = 16  # for each pair of points: score and plan
 
 SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
     "dense": solve_stored,
-    "streaming": lambda problem: (solve_by_vertices if problem.sharp else solve_streaming)(problem),
+    "streaming": lambda problem: (solve_by_vertices if problem.has_no_entropy else solve_streaming)(problem),
     "low-rank": solve_with_rank,
     "sparse": solve_sparsely,
 }
@@ -60,7 +60,7 @@ def _attempted(
             return _sharpened(problem, between)
         return strategy, _solved(problem, strategy, between)
     except (MemoryError, RuntimeError) as error:
-        given = problem.options.strategy != "auto" or problem.sharp
+        given = problem.options.strategy != "auto" or problem.has_no_entropy
         if given or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
