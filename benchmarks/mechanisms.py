@@ -224,7 +224,11 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 
 # What replaces mechanisms, where that is more than one of the above.
 
-_improve, _start_sharply, _solve_transport = crossing.improved, full_starts.sharp_starts, transport_lp.transport
+_improve, _start_sharply, _solve_transport = (
+    crossing.improve_by_offspring,
+    full_starts.sharp_starts,
+    transport_lp.transport,
+)
 
 
 def _no_random_plans(product: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -306,7 +310,7 @@ def _in_order(source: Any, labels: Any, plan: Any, p: Any, q: Any, options: Any,
     return low_rank.LowRankFactors(sides[0], sides[1], sides[0].sum(0))
 
 
-def _effort(each: contest.Effort) -> contest.Effort:
+def _effort(each: contest.ContestEffort) -> contest.ContestEffort:
     return each._replace(blurred=0)
 
 
@@ -361,7 +365,7 @@ MECHANISMS = (
         "start-hot",
         "Half of the starts are annealed from a temperature at which only the product plan is optimal.",
         (),
-        (constant(anneal, "HOT", anneal.COLD), seen(anneal._searched)),
+        (constant(anneal, "HOT", anneal.COLD), seen(anneal._search_starts)),
         STARTS,
     ),
     Mechanism(
@@ -374,7 +378,7 @@ MECHANISMS = (
     Mechanism(
         "start-proximal",
         "Proximal steps lead from the product plan to a start on all points.",
-        (full_starts.by_product, full_starts._guessed, proximal.proximal_plan),
+        (full_starts.by_product, full_starts._guess_candidate, proximal.proximal_plan),
         (Switch(full_starts.by_product, _product_alone),),
         ENTROPIC,
         True,
@@ -406,7 +410,7 @@ MECHANISMS = (
         "statistics",
         "Nodes are matched by degrees, triangles and the means of these over neighbours.",
         ("statistics",),
-        views.Graph.statistics,
+        views.GraphViews.statistics,
         views.by_features,
     ),
     view(
@@ -424,12 +428,12 @@ MECHANISMS = (
     view("spectra", "Nodes are matched by all eigenvectors of both graphs.", ("spectra",), views.by_spectra),
     view("subtrees", "Nodes are matched by the trees around them.", ("subtrees",), views.by_subtrees, subtrees),
     view("hops", "Proximal steps on hop distances end in a start.", ("hops",), views.by_matrices),
-    view("heat", "Proximal steps on heat kernels end in a start.", ("heat",), views.Graph.heat),
+    view("heat", "Proximal steps on heat kernels end in a start.", ("heat",), views.GraphViews.heat),
     Mechanism(
         "view-cost",
         "Nodes are matched by the linear cost alone.",
-        (contest._Field.by_cost,),
-        (none(contest._Field.by_cost),),
+        (contest._Contest.by_cost,),
+        (none(contest._Contest.by_cost),),
         GRAPH_STARTS,
     ),
     # Landmarks and levels.
@@ -447,7 +451,7 @@ MECHANISMS = (
     Mechanism(
         "every-point",
         "Between few points, all of them are landmarks of a search without entropy.",
-        (every_point.is_few, every_point.on_every_point, every_point._candidate, basins._between_few),
+        (every_point.is_few, every_point.search_every_point, every_point._candidate, basins._search_few_points),
         (never(every_point.is_few),),
         MULTISTART,
         True,
@@ -455,16 +459,16 @@ MECHANISMS = (
     Mechanism(
         "cells",
         "A search without entropy goes through cells with mean distances.",
-        (every_point.on_cells, every_point.CellPair, every_point.cells_of, basins._between_cells),
-        (never(every_point.has_cells), seen(every_point.on_cells)),
+        (every_point.search_cells, every_point.CellPair, every_point.cells_of, basins._search_cells),
+        (never(every_point.has_cells), seen(every_point.search_cells)),
         COARSENING,
         True,
     ),
     Mechanism(
         "finer-cells",
         "Candidates between cells are compared between finer cells.",
-        (every_point._compared,),
-        (Switch(every_point._compared, _first_with_plans),),
+        (every_point._compare_between_finer_cells,),
+        (Switch(every_point._compare_between_finer_cells, _first_with_plans),),
         MULTISTART,
         True,
         "kinds",
@@ -473,15 +477,15 @@ MECHANISMS = (
         "rung",
         "Basins between landmarks are compared on a level between landmarks and all points.",
         (rung,),
-        (none((rung.Rung, "of")),),
+        (none((rung.WeightedLevel, "of")),),
         MULTISTART,
         True,
     ),
     Mechanism(
         "rung-modes",
         "Leading modes of all points are starts on that level.",
-        (rung.Rung._by_modes, rung.Rung._modes),
-        (empty(rung.Rung._by_modes),),
+        (rung.WeightedLevel._by_modes, rung.WeightedLevel._modes),
+        (empty(rung.WeightedLevel._by_modes),),
         STARTS,
         False,
         "sizes",
@@ -489,10 +493,10 @@ MECHANISMS = (
     Mechanism(
         "comparison",
         "Candidates are compared by a few iterations on all points.",
-        (basins._compared, basins._settled),
+        (basins._refine_candidate, basins._compare_on_all_points),
         (
             Switch(
-                basins._compared,
+                basins._refine_candidate,
                 lambda asked, candidate, epsilon: (candidate, None),
                 lambda given, named, result: result[0] is not given[1],
             ),
@@ -503,10 +507,10 @@ MECHANISMS = (
     Mechanism(
         "diversity",
         "The candidates that are compared on all points are those that differ most.",
-        (basins._diverse,),
+        (basins._select_diverse,),
         (
             Switch(
-                basins._diverse,
+                basins._select_diverse,
                 lambda candidates, most, reference, mass: candidates[:most],
                 lambda given, named, result: len(given[0]) > len(result) > 1,
             ),
@@ -552,8 +556,8 @@ MECHANISMS = (
     Mechanism(
         "contest-halving",
         "The higher half of the views' plans is left behind after each round of steps.",
-        (contest._Field.better_half,),
-        (Switch(contest._Field.better_half, same(1)),),
+        (contest._Contest.better_half,),
+        (Switch(contest._Contest.better_half, same(1)),),
         MULTISTART,
         True,
     ),
@@ -561,7 +565,7 @@ MECHANISMS = (
         "contest-direct",
         "The views' own plans are made sharp, without steps before.",
         (),
-        (constant(contest, "DIRECT_PAIRS", 0), seen(contest._Field.settled, _only_permutations)),
+        (constant(contest, "DIRECT_PAIRS", 0), seen(contest._Contest.has_decision, _only_permutations)),
         MULTISTART,
         True,
     ),
@@ -575,27 +579,27 @@ MECHANISMS = (
     Mechanism(
         "contest-means",
         "Means of pairs of ends are descended from in the contest between graphs.",
-        (crossing.improved,),
-        (Switch((contest, "improved"), _without_pairs),),
+        (crossing.improve_by_offspring,),
+        (Switch((contest, "improve_by_offspring"), _without_pairs),),
         RECOMBINE,
     ),
     Mechanism(
         "contest-blur",
         "Ends are blurred where they cost most, and descended from again.",
-        (contest._Field.blurred,),
+        (contest._Contest.blur_costly_rows,),
         (
             constant(contest, "EFFORTS", tuple(map(_effort, contest.EFFORTS))),
             constant(contest, "SPARSE_EFFORT", _effort(contest.SPARSE_EFFORT)),
             constant(contest, "LEAST_EFFORT", _effort(contest.LEAST_EFFORT)),
-            seen(contest._Field.blurred),
+            seen(contest._Contest.blur_costly_rows),
         ),
         RECOMBINE,
     ),
     Mechanism(
         "chains",
         "Chains of exchanges move whole branches of graphs that are nearly trees.",
-        (chains, contest._Field.chained),
-        (Switch((contest._Field, "branching"), lambda self: False, None), seen(chains.improve_by_chains)),
+        (chains, contest._Contest.exchange_branches),
+        (Switch((contest._Contest, "branching"), lambda self: False, None), seen(chains.improve_by_chains)),
         LOCAL,
     ),
     Mechanism(
@@ -621,8 +625,8 @@ MECHANISMS = (
     Mechanism(
         "crossing",
         "Means of pairs of basins are annealed again between cells or landmarks.",
-        (crossing, basins._bred),
-        (empty(crossing.crossed_basins),),
+        (crossing, basins._cross_landmark_basins),
+        (empty(crossing.cross_basins),),
         RECOMBINE,
     ),
     # Which candidates are solved to their end.
@@ -652,7 +656,7 @@ MECHANISMS = (
         "annealed-further",
         "The lowest end without entropy is annealed once more from its potentials.",
         (),
-        (Switch((dense, "stands_out"), lambda energies, share: True, false),),
+        (Switch((dense, "is_clear_minimum"), lambda energies, share: True, false),),
         EPSILON,
     ),
     # Sharp ends.
@@ -868,23 +872,23 @@ MECHANISMS = (
     Mechanism(
         "sparse-means",
         "Means of pairs of ends are descended from between sparse graphs.",
-        (sparse_basins._crossed,),
-        (Switch(sparse_basins._crossed, lambda asked, ends, unit, watch: ends[0]),),
+        (sparse_basins._cross_matchings,),
+        (Switch(sparse_basins._cross_matchings, lambda asked, ends, unit, watch: ends[0]),),
         RECOMBINE,
         True,
     ),
     Mechanism(
         "sparse-annealing",
         "Soft matches of sparse graphs are annealed.",
-        (graph_matching.annealed, graph_matching._softened, graph_matching._sure),
-        (Switch(graph_matching.annealed, _pairs_at_once),),
+        (graph_matching.anneal_matching, graph_matching._soften_matching, graph_matching._sure),
+        (Switch(graph_matching.anneal_matching, _pairs_at_once),),
         "methods/sparse_graphs.py",
     ),
     Mechanism(
         "sparse-percolation",
         "Pairs of sparse graphs are replaced by those that agree best with their neighbours'.",
-        (graph_matching.percolated,),
-        (Switch(graph_matching.percolated, same(1)),),
+        (graph_matching.percolate_matching,),
+        (Switch(graph_matching.percolate_matching, same(1)),),
         "methods/sparse_graphs.py",
     ),
     Mechanism(

@@ -231,14 +231,14 @@ def test_everything_comes_back_as_it_was():
 
 
 def test_a_function_is_replaced_wherever_it_is_bound():
-    original = crossing.crossed_basins
+    original = crossing.cross_basins
     with switched_off(named("crossing")) as counts:
         from torchgw.search import basins, every_point
 
-        assert crossing.crossed_basins is basins.crossed_basins is every_point.crossed_basins is not original
-        assert crossing.crossed_basins() == []
+        assert crossing.cross_basins is basins.cross_basins is every_point.cross_basins is not original
+        assert crossing.cross_basins() == []
     assert counts == {"crossing": 1}
-    assert crossing.crossed_basins is basins.crossed_basins is original
+    assert crossing.cross_basins is basins.cross_basins is original
 
 
 def test_a_mechanism_that_is_off_is_not_seen_in_results():

@@ -27,7 +27,7 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control
-from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, Solved, basins_of, coarse_basins
+from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, LandmarkSolution, basins_of, coarse_basins
 from torchgw.search.initial_guesses import leading_modes, start_costs
 from torchgw.search.lift import lift
 from torchgw.spaces.quantisation import KINDS, choose_landmarks, coverage
@@ -269,7 +269,7 @@ def test_potentials_lifted_from_all_points_are_those_of_the_problem() -> None:
     exponent = plan.log2() + torch.from_numpy(S) / epsilon * np.log2(np.e)
     f = exponent.mean(1)
     g = (exponent - f[:, None]).mean(0)
-    solved = Solved(x, y, torch.from_numpy(T), f, g, epsilon)
+    solved = LandmarkSolution(x, y, torch.from_numpy(T), f, g, epsilon)
     gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
     for made, matching in (lift(solved, model, gradient), lift(solved, model, None)):
         np.testing.assert_allclose(made.f, f, atol=1e-9)

@@ -17,11 +17,11 @@ from tests.problems import quietly
 from tests.test_guesses import energy, shuffled
 from torchgw import GWResult, gw_align
 from torchgw.persist.watch import Watch
-from torchgw.search.basins import described, listed
+from torchgw.search.basins import describe_basins, list_basins
 from torchgw.search.candidate import Candidate
-from torchgw.search.contest import Entrant, _Field
+from torchgw.search.contest import Entrant, _Contest
 from torchgw.search.subtrees import likeness
-from torchgw.search.views import VIEWS, Graph
+from torchgw.search.views import VIEWS, GraphViews
 from torchgw.solvers import assignment
 from torchgw.solvers.assignment import (
     AssignmentProblem,
@@ -143,7 +143,7 @@ def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str, directed: 
     p = rng.uniform(0.5, 2, 30)
     order = rng.permutation(30)
     x, y, z = (
-        Graph(torch.tensor(D, dtype=torch.float64), torch.tensor(m / m.sum(), dtype=torch.float64), directed)
+        GraphViews(torch.tensor(D, dtype=torch.float64), torch.tensor(m / m.sum(), dtype=torch.float64), directed)
         for D, m in ((A, p), (A[:25, :25], p[:25]), (A[np.ix_(order, order)], p[order]))
     )
     plan, turned = (VIEWS[name](side, y, Watch()) for side in (x, z))
@@ -197,12 +197,12 @@ def test_starts_agree_that_end_at_the_result_and_no_others(
     B, _ = shuffled(A, gone, seed)
     first: list[Entrant] = []
 
-    def seen(field: _Field, plans: dict[str, torch.Tensor]) -> list[Entrant]:
+    def seen(field: _Contest, plans: dict[str, torch.Tensor]) -> list[Entrant]:
         first.extend(ends(field, plans))
         return first.copy()
 
-    ends = _Field.ends
-    monkeypatch.setattr(_Field, "ends", seen)
+    ends = _Contest.ends
+    monkeypatch.setattr(_Contest, "ends", seen)
     result = quietly(gw_align, A, B, distances="adjacency", epsilon=0, random_state=0)
     agreeing = {
         entrant.origin
@@ -223,12 +223,12 @@ def test_ends_of_other_energies_are_other_basins_though_their_matchings_agree(en
     asked: Any = SimpleNamespace(sharp=True, unit=1.0, masses=(mass, mass))
     begin = product_start(mass.log2(), mass.log2())
     found = [
-        Candidate(begin, match, energy, count, "full", True, ended=ended)
+        Candidate(begin, match, energy, count, "full", True, is_local_optimum=ended)
         for energy, count in ((0.1, 3), (0.1005, 2), (0.1032, 7))
     ]
-    (passed,) = described([replace(found[0], count=4)], found[0], reference, mass)
-    found[1] = replace(found[1], passed=(passed, replace(passed, energy=0.2, count=5)))
-    basins = listed(asked, found, reference)
+    (passed,) = describe_basins([replace(found[0], count=4)], found[0], reference, mass)
+    found[1] = replace(found[1], rejected=(passed, replace(passed, energy=0.2, count=5)))
+    basins = list_basins(asked, found, reference)
     assert [basin.count for basin in basins] == ([9, 7, 5] if ended else [21])
 
 
@@ -263,7 +263,7 @@ def test_likeness_leaves_graphs_of_many_edges_or_none() -> None:
 @pytest.mark.parametrize("name", ["statistics", "distributions of heat, time 1", "heat, time 1"])
 def test_a_view_of_directed_graphs_tells_a_source_from_a_sink(name: str) -> None:
     D = torch.tensor(nx.to_numpy_array(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4)])), dtype=torch.float32)
-    x, y = (Graph(each, torch.full((5,), 0.2), True) for each in (D, D.T))
+    x, y = (GraphViews(each, torch.full((5,), 0.2), True) for each in (D, D.T))
     assert (VIEWS[name](x, x, Watch()).argmax(1) == torch.arange(5)).all()
     assert (VIEWS[name](x, y, Watch()).argmax(1) == torch.arange(4, -1, -1)).all()
 

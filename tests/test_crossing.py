@@ -16,7 +16,7 @@ from torchgw.objective.model import Model
 from torchgw.persist.watch import Watch
 from torchgw.search import basins, crossing, every_point
 from torchgw.search.anneal import LandmarkProblem
-from torchgw.search.crossing import CROSSED, Entrant, crossed_basins, improved
+from torchgw.search.crossing import CROSSED, Entrant, cross_basins, improve_by_offspring
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks
 
@@ -56,7 +56,7 @@ def test_ends_that_have_half_of_the_clusters_right_lead_to_the_whole_matching() 
     plans = torch.stack(
         [mixed(label, right, rng) for right in ({0, 1, 2, 3}, {4, 5, 6, 7}, {0, 2, 4, 6}, {1, 3, 5, 7})]
     )
-    found = crossed_basins(problem, plans.clone(), 0.0, 6, Watch())
+    found = cross_basins(problem, plans.clone(), 0.0, 6, Watch())
     assert [basin.energy for basin in found] == sorted(basin.energy for basin in found)
     assert found[0].energy < 0.1 * float(problem.energies(plans).min())
     assert float((found[0].plan.argmax(1) == torch.arange(90)).double().mean()) > 0.9
@@ -68,17 +68,17 @@ def test_basins_are_no_higher_than_the_ends_that_they_are_cooled_from(monkeypatc
     ends: list[float] = []
 
     def followed(*given: Any) -> list[Any]:
-        pool = improved(*given)
+        pool = improve_by_offspring(*given)
         ends.extend(each.energy for each in pool)
         return pool
 
-    monkeypatch.setattr(crossing, "improved", followed)
+    monkeypatch.setattr(crossing, "improve_by_offspring", followed)
     X, Y, label = clusters(90, 8, 4, seed=0)
     for problem in (between(X, X + 0.01), between(X, Y)):
         rng = np.random.default_rng(2)
         plans = torch.stack([mixed(label, {2 * i, 2 * i + 1}, rng) for i in range(4)])
         ends.clear()
-        found = crossed_basins(problem, plans, 0.0, 6, Watch())
+        found = cross_basins(problem, plans, 0.0, 6, Watch())
         assert found[0].energy <= ends[0]
 
 
@@ -96,11 +96,14 @@ def test_a_pair_is_tried_once_and_the_search_ends_where_nothing_falls() -> None:
         energy = next(energies, None)
         return [] if energy is None else [Entrant(f"of {energy}", corners[0] + corners[3], energy)]
 
-    found = improved(pool, 3, 10, 2, 0.0, 0.05, born)
+    found = improve_by_offspring(pool, 3, 10, 2, 0.0, 0.05, born)
     assert [each.energy for each in found] == [1, 2, 3, 4, 5, 6, 9]
     assert len(asked) == len(set(asked))
     assert frozenset(("0", "3")) not in asked
-    assert improved(pool, 3, 10, 1, 0.9, 0.05, lambda fresh, lowest: [Entrant("", corners[0], 1.9)])[0].energy == 1.9
+    assert (
+        improve_by_offspring(pool, 3, 10, 1, 0.9, 0.05, lambda fresh, lowest: [Entrant("", corners[0], 1.9)])[0].energy
+        == 1.9
+    )
 
 
 def test_which_ends_are_distinct_is_read_from_a_gpu_at_once() -> None:
@@ -126,7 +129,9 @@ def test_which_ends_are_distinct_is_read_from_a_gpu_at_once() -> None:
 
 def test_an_end_whose_energy_is_no_number_is_the_last() -> None:
     plan = torch.eye(2, dtype=F64) / 2
-    found = improved([Entrant("a", plan, float("nan")), Entrant("b", plan, 1.0)], 2, 1, 1, 0.0, 0.1, lambda *_: [])
+    found = improve_by_offspring(
+        [Entrant("a", plan, float("nan")), Entrant("b", plan, 1.0)], 2, 1, 1, 0.0, 0.1, lambda *_: []
+    )
     assert [each.origin for each in found] == ["b", "a"]
 
 
@@ -135,7 +140,7 @@ def test_a_cancelled_search_keeps_what_it_has() -> None:
     problem, rng, watch = between(X, Y), np.random.default_rng(4), Watch()
     watch.stop()
     plans = torch.stack([mixed(label, {one}, rng) for one in range(3)])
-    assert crossed_basins(problem, plans, 0.0, 2, watch)
+    assert cross_basins(problem, plans, 0.0, 2, watch)
 
 
 def test_the_default_crosses_where_clusters_leave_many_optima(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +155,7 @@ def test_the_default_crosses_where_clusters_leave_many_optima(monkeypatch: pytes
 
 def test_what_stands_out_is_not_crossed(monkeypatch: pytest.MonkeyPatch) -> None:
     X, _, _ = clusters(400, 8, 3, seed=5)
-    monkeypatch.setattr(every_point, "crossed_basins", lambda *_: pytest.fail("crossed"))
+    monkeypatch.setattr(every_point, "cross_basins", lambda *_: pytest.fail("crossed"))
     Q = np.linalg.qr(np.random.default_rng(6).normal(size=(3, 3)))[0]
     found = quietly(gw_align, X * (1, 2, 4), X * (1, 2, 4) @ Q, random_state=0)
     assert found.value < 1e-6
@@ -161,7 +166,7 @@ def test_what_stands_out_is_not_crossed(monkeypatch: pytest.MonkeyPatch) -> None
     [SemiRelaxed(1.0), *(pytest.param(each, marks=pytest.mark.slow) for each in (Unbalanced(1.0, 1.0), Partial(0.5)))],
 )
 def test_plans_whose_marginals_give_way_are_not_crossed(monkeypatch: pytest.MonkeyPatch, marginals: Marginals) -> None:
-    monkeypatch.setattr(basins, "crossed_basins", lambda *_: pytest.fail("crossed"))
+    monkeypatch.setattr(basins, "cross_basins", lambda *_: pytest.fail("crossed"))
     X, Y, _ = clusters(400, 16, 10, seed=0)
     found = quietly(gw_align, X, Y, marginals=marginals, random_state=0)
     assert len(found.basins) > 1

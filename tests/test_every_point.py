@@ -102,23 +102,23 @@ def test_many_points_go_on_from_the_lowest_plan_between_finer_cells(
         monkeypatch.setattr(module, "COMPARED_PAIRS", 0)
     for size in ("CELLS", "FINER"):
         monkeypatch.setattr(every_point, size, getattr(every_point, size) // 4)
-    compared, found = every_point._compared, list[Candidate]()
+    compared, found = every_point._compare_between_finer_cells, list[Candidate]()
 
     def seen(*arguments: Any) -> list[Candidate]:
         found.extend(compared(*arguments))
         return found
 
-    monkeypatch.setattr(every_point, "_compared", seen)
+    monkeypatch.setattr(every_point, "_compare_between_finer_cells", seen)
     rng = np.random.default_rng((n, k))
     DX, DY = (cdist(x := rng.exponential(size=(m, 3)), x, "sqeuclidean") for m in (n, k))
     p, q = random_masses(n, rng), random_masses(k, rng)
     DX, DY = DX / DX.max(), DY / DY.max()
     end = gw_align(DX, DY, p=p, q=q, distances="precomputed", epsilon=0.0, random_state=0)
     assert len(found) > 1
-    assert [each.near for each in found] == sorted((each.near for each in found), reverse=True)
+    assert [each.selected for each in found] == sorted((each.selected for each in found), reverse=True)
     assert found[0].energy == min(each.energy for each in found if each.start.plan is not None)
     for each in found:
-        assert each.near == (each.start.plan is not None)
+        assert each.selected == (each.start.plan is not None)
     plan = found[0].start.plan.double().numpy()
     np.testing.assert_allclose(plan.sum(1), p, rtol=1e-5)
     np.testing.assert_allclose(plan.sum(0), q, rtol=1e-5)

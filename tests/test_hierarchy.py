@@ -82,7 +82,7 @@ def test_linear_functions_of_the_factors_integrate_exactly_over_cells() -> None:
     mass = torch.rand(300, generator=generator, dtype=torch.float64)
     mass /= mass.sum()
     side = ControlledSpace.of(FactoredDistances(F, signs), mass, torch.float64, 0, generator)
-    x = side.coarsened(bisect(F, 20).cells(5), matrix=False)
+    x = side.coarsen(bisect(F, 20).cells(5), matrix=False)
     cost = FactoredCost(cloud(300, 1)[:, 0], cloud(300, 1, 1)[:, 0], cloud(300, 5, 2), cloud(300, 5, 3))
     small = Model(mass, mass, 1e-3).average_cost(cost, x.cells, x.cells)
     assert small is not None

@@ -336,7 +336,7 @@ def test_few_points_are_searched_at_once_and_end_no_higher_than_from_the_product
 def test_a_large_space_beside_a_tiny_one_is_not_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw.search import basins
 
-    monkeypatch.setattr(basins, "on_every_point", lambda *_: pytest.fail("all points were taken for landmarks"))
+    monkeypatch.setattr(basins, "search_every_point", lambda *_: pytest.fail("all points were taken for landmarks"))
     X, Y = (np.random.default_rng(n).normal(size=(n, 2)) for n in (10, 900))
     result = quietly(gw_align, X, Y, distances="euclidean", epsilon=0, random_state=0)
     assert result.shape == (10, 900)

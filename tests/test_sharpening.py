@@ -249,9 +249,9 @@ def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(rung.Rung, "raised", raised)
+        patch.setattr(rung.WeightedLevel, "solve_candidates", raised)
         solved(d, epsilon=0)
-    return sorted((c for c in found if c.near), key=lambda c: c.energy)
+    return sorted((c for c in found if c.selected), key=lambda c: c.energy)
 
 
 def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +308,7 @@ def test_between_many_points_a_doubt_is_looked_into(
 
     for name in ("_settled", "_bred", "by_product", "by_distributions"):
         counted(basins, name)
-    counted(rung.Rung, "_by_modes")
+    counted(rung.WeightedLevel, "_by_modes")
     counted(sharp, "_annealed")
     rng = np.random.default_rng(1)
     half = rng.normal(size=(210, d)) * np.linspace(2, 1, d)
@@ -332,8 +332,8 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
 ) -> None:
     """One basin alone goes to the rung then; where no other was ever seen, modes are tried."""
     many(monkeypatch)
-    modes, tried, alone = rung.Rung._by_modes, [], []
-    monkeypatch.setattr(rung.Rung, "_by_modes", lambda self: tried.append(1) or modes(self))
+    modes, tried, alone = rung.WeightedLevel._by_modes, [], []
+    monkeypatch.setattr(rung.WeightedLevel, "_by_modes", lambda self: tried.append(1) or modes(self))
     (X, x), (Y, y) = make_spiral(400), make_swiss_roll(420, random_state=1)
     result = quietly(gw_align, X, Y, random_state=0)
     assert spearmanr(x, y[result.argmax()])[0] > 0.99
@@ -354,4 +354,4 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
     assert tried
 
 
-by_product, raise_on = basins.by_product, rung.Rung.raised
+by_product, raise_on = basins.by_product, rung.WeightedLevel.solve_candidates

@@ -489,7 +489,7 @@ def test_a_search_that_is_ended_has_a_plan() -> None:
     masses = np.full(100, 0.01)
     problem = SparseObjective.of(X, Y, masses, masses, True)
     first = graph_matching.seeds(problem, np.random.default_rng(0))
-    plan = graph_matching.matched(problem, first, lambda: True)
+    plan = graph_matching.match_nodes(problem, first, lambda: True)
     np.testing.assert_array_equal(plan.toarray(), first.toarray())
 
 
@@ -500,7 +500,7 @@ def test_annealing_again_from_the_pairs_that_were_left_finds_more(monkeypatch: p
     agreed = []
     for rounds in (1, 4):
         monkeypatch.setattr(graph_matching, "ROUNDS", rounds)
-        plan = graph_matching.matched(problem, first, lambda: False)
+        plan = graph_matching.match_nodes(problem, first, lambda: False)
         agreed.append(inner(problem.similarity(plan), plan))
         assert (plan.sum(axis=1) <= problem.p * (1 + 1e-12)).all()
         assert (plan.sum(axis=0) <= problem.q * (1 + 1e-12)).all()

@@ -61,7 +61,7 @@ MOST_TIMES = 30  # as many starts, where points are few: what the default landma
 
 @storable
 @dataclass(frozen=True)
-class Solved:
+class LandmarkSolution:
     """A solved problem between landmarks.
 
     source, target : the landmarks.
@@ -80,7 +80,7 @@ class Solved:
 
 @storable
 @dataclass(frozen=True)
-class CoarseBasin(Solved):
+class CoarseBasin(LandmarkSolution):
     """One local optimum of a landmark problem.
 
     energy : F without its entropy.
@@ -150,7 +150,7 @@ class LandmarkProblem:
         return cls(x, y, small, loss, small.linear(x.distances.dtype), solve)
 
     @property
-    def alone(self) -> LandmarkProblem:
+    def without_cache(self) -> LandmarkProblem:
         """The same without what landmarks are to other points, and without what it has cached."""
         return replace(self, x=self.x.without_rows, y=self.y.without_rows)
 
@@ -158,7 +158,7 @@ class LandmarkProblem:
     def height(self) -> Tensor:
         """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan
         is lower."""
-        return height_of(self.alone)
+        return height_of(self.without_cache)
 
     @property
     def unit(self) -> float:
@@ -187,7 +187,7 @@ class LandmarkProblem:
         p, q = self.logs if total else (share.log2() for share in self.shares)
         return MarginalConstraint(p, total=total), MarginalConstraint(q, total=total)
 
-    def linearised(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
+    def linearise_plans(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
         model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
         cost = self.loss.cost(plans, rows, columns)
@@ -232,11 +232,11 @@ def coarse_basins(
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-    found, begun, read = list[list[CoarseBasin]](), list[Begun](), tuple[Tensor, ...]()
+    found, begun, read = list[list[CoarseBasin]](), list[CoolingState](), tuple[Tensor, ...]()
     named = model.points or (None, None)
 
     @cache
-    def curved() -> bool:
+    def lies_along_curves() -> bool:
         return is_along_curves((len(p), len(q)), read[:-2])
 
     # A GPU has kinds side by side, for which it waits once: the last ones, and all where one is not enough.
@@ -246,23 +246,23 @@ def coarse_basins(
             x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
             y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
             problems.append(LandmarkProblem.of(x, y, model, backend))
-        measures = [] if read else _measured(((x, p), (y, q)))
+        measures = [] if read else _measure_spaces(((x, p), (y, q)))
         with threads_for(count * len(x.index) * len(y.index)):
-            more, told = begun_searches(problems, epsilon, count, kept, generator, measures)
+            more, told = begin_searches(problems, epsilon, count, kept, generator, measures)
             begun, read = begun + more, read or told
-            if p.is_cuda and len(begun) == 1 and not (small or curved()):
+            if p.is_cuda and len(begun) == 1 and not (small or lies_along_curves()):
                 continue
-            found += cooled_basins(begun, kept)
+            found += cool_basins(begun, kept)
         begun = []
-        apart = stands_out([basin.energy for basin in found[0]], NEAR)
-        if small or (len(found) == 1 and apart and curved()):
+        apart = is_clear_minimum([basin.energy for basin in found[0]], NEAR)
+        if small or (len(found) == 1 and apart and lies_along_curves()):
             break
     named_kinds = dict(zip([ALL] if small else KINDS, found, strict=False))
     return LandmarkBasins(named_kinds, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
 
 
 @replayed()
-def _measured(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
+def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
     """What is `measure_coverage` of both spaces, and their unlikeness."""
     return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
 
@@ -271,17 +271,17 @@ def landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
-    return cooled_basins(begun_searches([problem], epsilon, n_starts, n_kept, generator)[0], n_kept)[0]
+    return cool_basins(begin_searches([problem], epsilon, n_starts, n_kept, generator)[0], n_kept)[0]
 
 
-def begun_searches(
+def begin_searches(
     problems: Sequence[LandmarkProblem],
     epsilon: float,
     n_starts: int,
     n_kept: int,
     generator: torch.Generator,
     asked: Sequence[Tensor] = (),
-) -> tuple[list[Begun], tuple[Tensor, ...]]:
+) -> tuple[list[CoolingState], tuple[Tensor, ...]]:
     """Where starts of several problems end, at most ``n_kept`` plans of each, and what is ``asked`` for on the host,
     where landmarks of all come with it."""
     count = max(n_starts - 1, 1)
@@ -295,15 +295,15 @@ def begun_searches(
     for place, problem in enumerate(problems):
         DX, DY, p, q, height, *ahead = read[place * width : (place + 1) * width]
         costs, unit = start_costs(DX, DY, p, q, count, generator, *ahead), float(height)
-        batch, looks = _searched(problem, costs, unit, epsilon, n_kept, generator)
+        batch, looks = _search_starts(problem, costs, unit, epsilon, n_kept, generator)
         ends = max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)
-        begun.append(Begun(problem, batch, looks.firsts, *ends, looks.label))
+        begun.append(CoolingState(problem, batch, looks.firsts, *ends, looks.label))
     return begun, read[width * len(problems) :]
 
 
-def _searched(
+def _search_starts(
     problem: LandmarkProblem, costs: Tensor, unit: float, epsilon: float, n_kept: int, generator: torch.Generator
-) -> tuple[Batch, Compared]:
+) -> tuple[Batch, GroupLabels]:
     """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
     of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is the height of the problem."""
     random = (
@@ -312,17 +312,17 @@ def _searched(
     size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
     steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
-    return _annealed_guesses(problem.alone, sent(costs, mass.device), random, sent(steps, mass.device), n_kept)
+    return _annealed_guesses(problem.without_cache, sent(costs, mass.device), random, sent(steps, mass.device), n_kept)
 
 
 @replayed()
 def _annealed_guesses(
     problem: LandmarkProblem, costs: Tensor, random: Tensor | None, steps: Tensor, n_kept: int
-) -> tuple[Batch, Compared]:
-    batch = guessed(problem, costs, random)
+) -> tuple[Batch, GroupLabels]:
+    batch = initial_batch(problem, costs, random)
     for step in steps:
         batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
-    return batch, compared(batch.plan, problem.energies(batch.plan), n_kept)
+    return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 @replayed()
@@ -333,7 +333,7 @@ def height_of(problem: LandmarkProblem) -> Tensor:
     return torch.where(found > torch.finfo(problem.x.mass.dtype).tiny, found, 1.0)
 
 
-class Begun(NamedTuple):
+class CoolingState(NamedTuple):
     """Plans of a landmark problem that are to be cooled.
 
     problem, batch : where they are; ``places`` says which of the batch.
@@ -349,16 +349,18 @@ class Begun(NamedTuple):
     label: Tensor | None = None
 
 
-def cooled_basins(begun: Sequence[Begun], n_kept: int) -> list[list[CoarseBasin]]:
+def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseBasin]]:
     """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``."""
     ends = []
     for problem, batch, places, now, epsilon, _ in begun:
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
         falls = [interpolate_epsilon(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = sent(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
-        ends.append(_cooled(problem.alone, batch, places, steps, n_kept))
+        ends.append(_cool_plans(problem.without_cache, batch, places, steps, n_kept))
     found = []
-    groups, labels = grouped([looks for _, looks in ends], [each.label for each in begun if each.label is not None])
+    groups, labels = fetch_groups(
+        [looks for _, looks in ends], [each.label for each in begun if each.label is not None]
+    )
     counts = [Counter(label.tolist()) for label in labels] or [Counter[int]()] * len(begun)
     for (problem, *_, epsilon, _), (batch, _), group, starts in zip(begun, ends, groups, counts, strict=True):
         found.append(
@@ -375,18 +377,18 @@ def cooled_basins(begun: Sequence[Begun], n_kept: int) -> list[list[CoarseBasin]
 
 
 @replayed()
-def _cooled(
+def _cool_plans(
     problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor, n_kept: int
-) -> tuple[Batch, Compared]:
+) -> tuple[Batch, GroupLabels]:
     """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
     batch = batch[places]
     for step in steps:
         batch = annealed_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
     batch = replace(batch, plan=problem.feasible(batch.plan))
-    return batch, compared(batch.plan, problem.energies(batch.plan), n_kept)
+    return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
-def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
+def initial_batch(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
     """The product plan, the plans of start costs, and random ones."""
     score, count = costs.mul(-SHARPNESS * LOG2E), len(costs)
     f, g = (side.expand(count, -1) for side in problem.logs)
@@ -396,10 +398,10 @@ def guessed(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> B
     else:
         plan, _, _ = _solve(score, row, column, f, g, FIRST_ITERATIONS)
     plans = [problem.product[None], plan]
-    return at_rest(problem, torch.cat(plans if random is None else [*plans, random]), 1.0)
+    return batch_without_potentials(problem, torch.cat(plans if random is None else [*plans, random]), 1.0)
 
 
-def at_rest(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
+def batch_without_potentials(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
     """Plans (B, L, L') whose potentials are not known yet."""
     f, g = (side.expand(len(plans), -1) for side in problem.logs)
     return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
@@ -415,7 +417,7 @@ def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_ou
             cost = linearise(model, problem.loss.cost(plan, *model.masses), problem.linear)
             plan, f, g = problem.solve(cost.stored_score(epsilon), log_p, log_q, f, g, n_inner)
             continue
-        score, row, column = problem.linearised(plan, epsilon)
+        score, row, column = problem.linearise_plans(plan, epsilon)
         f, g = row.potential_from_sums(plan.sum(-1), f), column.potential_from_sums(plan.sum(-2), g)
         plan, f, g = _solve(score, row, column, f, g, n_inner)
     return Batch(plan, f, g, epsilon)
@@ -443,7 +445,7 @@ def _solve(
     return plan, f, g
 
 
-class Grouped(NamedTuple):
+class PlanGroups(NamedTuple):
     """Plans that are one basin.
 
     groups : their places in the batch, lowest energy first in and between groups.
@@ -454,8 +456,8 @@ class Grouped(NamedTuple):
     energies: list[float]
 
 
-class Compared(NamedTuple):
-    """Groups of plans (B, N, K), see `compared`.
+class GroupLabels(NamedTuple):
+    """Groups of plans (B, N, K), see `group_plans`.
 
     energies : of theirs (B,), infinite where they are no numbers.
     order : their places (B,), lowest energy first.
@@ -471,7 +473,7 @@ class Compared(NamedTuple):
 
 
 @replayed()
-def compared(plans: Tensor, energies: Tensor, most: int) -> Compared:
+def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
     """At most so many groups of plans (B, N, K) of these energies (B,): each of the lowest plan that is in none, and
     what agrees with it up to an L1 distance of half their mass."""
     energies, size = torch.nan_to_num(energies, nan=torch.inf), len(plans)
@@ -492,7 +494,7 @@ def compared(plans: Tensor, energies: Tensor, most: int) -> Compared:
         after.append(left)
     place, label = torch.cat(firsts), torch.empty_like(order)
     label[order] = (torch.stack(after) < size).sum(0)
-    return Compared(energies, order, label, order[torch.where(place < size, place, place[0])])
+    return GroupLabels(energies, order, label, order[torch.where(place < size, place, place[0])])
 
 
 def _agreeing(flat: Tensor) -> Tensor:
@@ -502,13 +504,15 @@ def _agreeing(flat: Tensor) -> Tensor:
     return torch.cat((same, same.new_zeros(1, len(same))))
 
 
-def basins_of(plans: Tensor, energy: Tensor, most: int) -> Grouped:
-    """Groups of one problem's plans, see `compared`, with counts; `torchgw.batched.solve` has many and must not wait
+def basins_of(plans: Tensor, energy: Tensor, most: int) -> PlanGroups:
+    """Groups of one problem's plans, see `group_plans`, with counts; `torchgw.batched.solve` has many and must not wait
     for each."""
-    return grouped([compared(plans, energy, most)])[0][0]
+    return fetch_groups([group_plans(plans, energy, most)])[0][0]
 
 
-def grouped(looks: Sequence[Compared], labels: Sequence[Tensor] = ()) -> tuple[list[Grouped], tuple[Tensor, ...]]:
+def fetch_groups(
+    looks: Sequence[GroupLabels], labels: Sequence[Tensor] = ()
+) -> tuple[list[PlanGroups], tuple[Tensor, ...]]:
     """The groups of several problems' plans on the host, and other ``labels``, in one transfer from a GPU."""
     read = fetched(*(tensor for each in looks for tensor in each[:3]), *labels)
     found = []
@@ -518,11 +522,11 @@ def grouped(looks: Sequence[Compared], labels: Sequence[Tensor] = ()) -> tuple[l
         for each, group in zip(order.tolist(), label[order].tolist(), strict=True):
             if group < len(groups):
                 groups[group].append(each)
-        found.append(Grouped([group for group in groups if group], energies.tolist()))
+        found.append(PlanGroups([group for group in groups if group], energies.tolist()))
     return found, read[3 * len(looks) :]
 
 
-def stands_out(energies: Sequence[float], share: float) -> bool:
+def is_clear_minimum(energies: Sequence[float], share: float) -> bool:
     """Whether the first energy of distinct basins, the lowest first, is well below another one's; one that is alone is
     below none."""
     return len(energies) > 1 and energies[1] > share * energies[0]

@@ -50,7 +50,7 @@ class Colourable:
         for direction, side in enumerate(both):
             kind = np.searchsorted(values, side.data) * 2 + direction + 1
             loops = np.where(entry_rows(side) == side.indices, np.uint64(1) << np.uint64(40), np.uint64(0))
-            sides.append((side.indptr, side.indices, _mixed(kind.astype(np.uint64) + loops)))
+            sides.append((side.indptr, side.indices, _hash_numbers(kind.astype(np.uint64) + loops)))
         return cls(found, tuple(sides))
 
     @property
@@ -58,18 +58,18 @@ class Colourable:
         """Entries that a round of refinement reads."""
         return 2 * (int(self.matrix.shape[0]) + sum(len(columns) for _, columns, _ in self.sides))
 
-    def refined(self, colour: Array) -> tuple[Array | None, int]:
+    def refine(self, colour: Array) -> tuple[Array | None, int]:
         """The colours (2, N) of both copies when no round parts them any more, None if the copies then differ; and the
         rounds."""
         count, rounds = int(colour.max(initial=0)) + 1, 0
         while True:
             rounds += 1
-            key = _mixed(colour.astype(np.uint64) + np.uint64(1))
+            key = _hash_numbers(colour.astype(np.uint64) + np.uint64(1))
             seen = key.copy()
             for first, column, kind in self.sides:
                 total = np.zeros((2, len(column) + 1), dtype=np.uint64)
-                np.cumsum(_mixed(key[:, column] + kind), axis=1, out=total[:, 1:])
-                seen = _mixed(seen) + total[:, first[1:]] - total[:, first[:-1]]
+                np.cumsum(_hash_numbers(key[:, column] + kind), axis=1, out=total[:, 1:])
+                seen = _hash_numbers(seen) + total[:, first[1:]] - total[:, first[:-1]]
             names, colour = np.unique(seen, return_inverse=True)
             colour = colour.reshape(seen.shape)
             if (np.bincount(colour[0], minlength=len(names)) != np.bincount(colour[1], minlength=len(names))).any():
@@ -78,7 +78,7 @@ class Colourable:
                 return colour.astype(np.int32), rounds
             count = len(names)
 
-    def kept_by(self, image: Array) -> bool:
+    def has_automorphism(self, image: Array) -> bool:
         """Whether a permutation (N,) is an automorphism."""
         return bool((self.matrix[image][:, image] != self.matrix).nnz == 0)
 
@@ -88,7 +88,7 @@ def most_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -
     best one that was found, and a bound, which is the same number if the search came to its end."""
     graph = Colourable.of(adjacency)
     best = int((wanted == np.arange(len(wanted))).sum())  # of the identity
-    start, rounds = graph.refined(np.zeros((2, len(wanted)), dtype=np.int32))
+    start, rounds = graph.refine(np.zeros((2, len(wanted)), dtype=np.int32))
     assert start is not None  # both copies are the same
     limit = _bound(start, wanted)
     spent = rounds * graph.work
@@ -107,7 +107,7 @@ def most_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -
         if len(wanted) == colour.max() + 1:
             image = np.empty(len(wanted), dtype=np.int64)
             image[np.argsort(colour[0])] = np.argsort(colour[1])
-            best = bound if graph.kept_by(image) else best
+            best = bound if graph.has_automorphism(image) else best
         else:
             branches.append((bound, _branches(graph, colour, wanted)))
     return best, best
@@ -126,7 +126,7 @@ def _branches(graph: Colourable, colour: Array, wanted: Array) -> Iterator[tuple
     for image in images:
         chosen = colour.copy()
         chosen[0, node] = chosen[1, image] = colour.max() + 1
-        yield graph.refined(chosen)
+        yield graph.refine(chosen)
 
 
 def _bound(colour: Array, wanted: Array) -> int:
@@ -135,7 +135,7 @@ def _bound(colour: Array, wanted: Array) -> int:
     return len(np.unique(wanted[wished]))
 
 
-def _mixed(x: Array) -> Array:
+def _hash_numbers(x: Array) -> Array:
     """A permutation of 64-bit numbers without visible order (the end of SplitMix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

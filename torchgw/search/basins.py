@@ -28,11 +28,19 @@ from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.runtime.replayed import replayed
 from torchgw.runtime.transfer import fetched
-from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkBasins, LandmarkProblem, coarse_basins, stands_out
-from torchgw.search.candidate import Candidate, as_low
+from torchgw.search.anneal import (
+    ALL,
+    NEAR,
+    CoarseBasin,
+    LandmarkBasins,
+    LandmarkProblem,
+    coarse_basins,
+    is_clear_minimum,
+)
+from torchgw.search.candidate import Candidate, is_as_low
 from torchgw.search.contest import contest
-from torchgw.search.crossing import CROSSED, crossed_basins
-from torchgw.search.every_point import has_cells, is_few, on_cells, on_every_point
+from torchgw.search.crossing import CROSSED, cross_basins
+from torchgw.search.every_point import has_cells, is_few, search_cells, search_every_point
 from torchgw.search.full_starts import (
     DISTRIBUTIONS,
     FEW_PAIRS,
@@ -42,8 +50,8 @@ from torchgw.search.full_starts import (
     from_product,
     product_height,
 )
-from torchgw.search.rung import Rung, lifted, rough, seen, spread
-from torchgw.search.views import Graph, count_entries
+from torchgw.search.rung import WeightedLevel, lift_basin, rough, spread_evenly, sum_columns
+from torchgw.search.views import GraphViews, count_entries
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies
@@ -67,7 +75,7 @@ MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
     relative to the largest distance."""
-    found, reference = _found(problem, coarse)
+    found, reference = _search(problem, coarse)
     logger.info("coarse stage: %s", ", ".join(f"{c.energy:.3g} ({c.level}, {c.count} starts)" for c in found))
     return found, reference
 
@@ -77,35 +85,35 @@ def basins_of_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list
     others, with the plans of all points that they stand for, and then the rest. None between graphs, whose basins are
     found otherwise, and between points so few that all are landmarks."""
     many = len(problem.p) * len(problem.q) > FEW_PAIRS
-    if not (many and all(map(is_metric, problem.spaces))) or _graphs(problem) is not None:
+    if not (many and all(map(is_metric, problem.spaces))) or _graphs_of(problem) is not None:
         return None
-    _, found, reference = _of_landmarks(problem, coarse)
-    found.sort(key=lambda c: (not c.near, not c.leading))
-    near = [c for c in found if c.near][: coarse.n_basins]
+    _, found, reference = _search_landmarks(problem, coarse)
+    found.sort(key=lambda c: (not c.selected, not c.best_of_kind))
+    near = [c for c in found if c.selected][: coarse.n_basins]
     with_plans = [replace(c, start=replace(c.start, plan=c.start.dense_plan(problem.model))) for c in near]
     return [*with_plans, *found[len(near) :]], reference
 
 
-def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    graphs = _graphs(problem)
+def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+    graphs = _graphs_of(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
-        return _without_landmarks(problem, graphs)
+        return _search_without_landmarks(problem, graphs)
     if is_few(problem) and graphs is None:
-        return _between_few(problem, coarse)
-    if not is_few(problem) and has_cells(problem) and (cells := on_cells(problem, coarse, "cells")):
-        return _between_cells(problem, coarse, cells)
+        return _search_few_points(problem, coarse)
+    if not is_few(problem) and has_cells(problem) and (cells := search_cells(problem, coarse, "cells")):
+        return _search_cells(problem, coarse, cells)
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
-    landmarks, found, reference = _of_landmarks(problem, coarse)
+    landmarks, found, reference = _search_landmarks(problem, coarse)
     kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
-    rung = Rung.of(problem, pairs > MANY_PAIRS)
+    rung = WeightedLevel.of(problem, pairs > MANY_PAIRS)
     if rung is not None:
-        found = _distinct(rung.raised(found), reference, p)
-    compared = sum(c.near for c in found)
-    lowest = min(c.energy for c in found if c.near)
+        found = _merge_same_basins(rung.solve_candidates(found), reference, p)
+    compared = sum(c.selected for c in found)
+    lowest = min(c.energy for c in found if c.selected)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
     apart = rung is None
-    finalists = [c for c in found if c.near and (poor or c.energy <= CLOSE * lowest or (apart and c.leading))]
-    finalists = _diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
+    finalists = [c for c in found if c.selected and (poor or c.energy <= CLOSE * lowest or (apart and c.best_of_kind))]
+    finalists = _select_diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(by_distributions)
@@ -116,28 +124,36 @@ def _found(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidat
     if pairs <= MANY_PAIRS:
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
     if len(finalists) > 1 and graphs is None and problem.model.has_hard_marginals:
-        beside.append(partial(_bred, coarse=coarse, basins=[c.basin for c in found if c.basin is not None]))
+        beside.append(
+            partial(_cross_landmark_basins, coarse=coarse, basins=[c.basin for c in found if c.basin is not None])
+        )
     if len(finalists) > 1 or beside:
         warmest = max(max(c.start.epsilon or 0.0 for c in finalists), problem.epsilon)
-        finalists = _settled(problem, finalists, warmest, reference)
+        finalists = _compare_on_all_points(problem, finalists, warmest, reference)
         if pairs > MANY_PAIRS and compared > 1:  # where further steps take less than other starts
-            if problem.has_no_entropy and len(finalists) > 1 and not stands_out([c.energy for c in finalists], CLOSE):
+            if (
+                problem.has_no_entropy
+                and len(finalists) > 1
+                and not is_clear_minimum([c.energy for c in finalists], CLOSE)
+            ):
                 warmest /= COOLED
-                finalists = _settled(problem, finalists, warmest, reference)
+                finalists = _compare_on_all_points(problem, finalists, warmest, reference)
             beside = beside if len(finalists) > 1 else []
         for begin in beside:
-            if not stands_out([c.energy for c in finalists], CLOSE):
-                finalists = _settled(problem, begin(problem), warmest, reference, finalists)
+            if not is_clear_minimum([c.energy for c in finalists], CLOSE):
+                finalists = _compare_on_all_points(problem, begin(problem), warmest, reference, finalists)
     found = finalists + rest
     best = finalists[0]
     ordered = [best, *sorted((c for c in found if c is not best), key=lambda c: (c.level != best.level, c.energy))]
     return ordered, reference
 
 
-def _of_landmarks(problem: StoredProblem, coarse: CoarseOptions) -> tuple[LandmarkBasins, list[Candidate], Landmarks]:
+def _search_landmarks(
+    problem: StoredProblem, coarse: CoarseOptions
+) -> tuple[LandmarkBasins, list[Candidate], Landmarks]:
     """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
     the largest distance."""
-    (p, q), first = problem.masses, (_outermost(problem, 0), _outermost(problem, 1))
+    (p, q), first = problem.masses, (_most_eccentric_point(problem, 0), _most_eccentric_point(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
     landmarks = coarse_basins(problem.spaces, (p, q), *given)
     reference = next(iter(landmarks.kinds.values()))[0].target
@@ -149,19 +165,19 @@ def _of_landmarks(problem: StoredProblem, coarse: CoarseOptions) -> tuple[Landma
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
             found.append(_candidate(problem, basin, name, near, rank == 0))
-    return landmarks, _distinct(found, reference, p), reference
+    return landmarks, _merge_same_basins(found, reference, p), reference
 
 
-def _between_few(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+def _search_few_points(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
     """Basins between few points, which bring their plans, and all points of the target."""
     p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.all_points(rows / problem.unit**0.5, q)
-    found = [*on_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
-    return _distinct(found, reference, p, problem.unit), reference
+    found = [*search_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
+    return _merge_same_basins(found, reference, p, problem.unit), reference
 
 
-def _between_cells(
+def _search_cells(
     problem: StoredProblem, coarse: CoarseOptions, found: list[Candidate]
 ) -> tuple[list[Candidate], Landmarks]:
     """The distinct ones of basins between cells, which bring their plans, and landmarks of the target."""
@@ -170,23 +186,25 @@ def _between_cells(
     largest, share = problem.unit**0.5, q / q.sum()
     typical = DIAMETER * max(float(share @ mean_squares(problem.target, share)), 0.0) ** 0.5 or largest
     near = replace(reference, rows=reference.rows / min(largest, typical))  # what is near beside a few far points
-    return _distinct(found, near, p), replace(reference, rows=reference.rows / largest)
+    return _merge_same_basins(found, near, p), replace(reference, rows=reference.rows / largest)
 
 
-def _without_landmarks(problem: StoredProblem, graphs: tuple[Graph, Graph] | None) -> tuple[list[Candidate], Landmarks]:
+def _search_without_landmarks(
+    problem: StoredProblem, graphs: tuple[GraphViews, GraphViews] | None
+) -> tuple[list[Candidate], Landmarks]:
     """What comes of a contest between views; where there is none, starts on all points alone, and one landmark that is
     equally far from all, by which matchings differ by the mass that they match otherwise."""
     q = problem.masses[1]
     if graphs is not None:
         reference = Landmarks.all_points(graphs[1].hops, q)
-        return _settled(problem, contest(problem, *graphs), problem.epsilon, reference), reference
+        return _compare_on_all_points(problem, contest(problem, *graphs), problem.epsilon, reference), reference
     none = torch.zeros(1, dtype=torch.int64, device=q.device)
     apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
     found = by_product(problem) if problem.exact and not entropy_rules(problem) else [from_product(problem)]
-    return _settled(problem, found, problem.epsilon, apart), apart
+    return _compare_on_all_points(problem, found, problem.epsilon, apart), apart
 
 
-def _settled(
+def _compare_on_all_points(
     problem: StoredProblem,
     candidates: list[Candidate],
     epsilon: float,
@@ -194,15 +212,15 @@ def _settled(
     before: Sequence[Candidate] = (),
 ) -> list[Candidate]:
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
-    ends = [_compared(problem, candidate, epsilon) for candidate in candidates]
+    ends = [_refine_candidate(problem, candidate, epsilon) for candidate in candidates]
     read = iter(fetched(*(entropy for _, entropy in ends if entropy is not None)))
     compared = [end if entropy is None else replace(end, entropy=float(next(read))) for end, entropy in ends]
-    return _distinct(
+    return _merge_same_basins(
         [*before, *compared], reference, problem.masses[0], problem.unit if problem.has_no_entropy else None
     )
 
 
-def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
+def _graphs_of(problem: StoredProblem) -> tuple[GraphViews, GraphViews] | None:
     """Both spaces as graphs, where they are graphs, few enough to compete on, and gradients exact."""
     pairs = problem.source.size * problem.target.size
     stored = all(space.factors() is None and space.stored for space in problem.spaces)
@@ -210,7 +228,7 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
     few = all(not multiplies(space) or space.size**2 <= MOST_BESIDE_PLAN * pairs for space in problem.spaces)
     if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS):
         return None
-    x, y = (Graph.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    x, y = (GraphViews.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
     height = product_height(problem)
     known = fetched(*count_entries(x.D), *count_entries(y.D), *([] if height is None else [height]))
     if height is not None and entropy_rules(problem, known[4]):
@@ -219,25 +237,27 @@ def _graphs(problem: StoredProblem) -> tuple[Graph, Graph] | None:
     return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
 
 
-def listed(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
+def list_basins(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
     """What the result says of the basins, the best first; those that have come to its matching count as it, unless
     both are ends without entropy, of energies that differ."""
     first, apart = candidates[0], list[Basin]()
-    found: list[tuple[Candidate | Basin, bool]] = [(candidate, candidate.ended) for candidate in candidates]
-    found += [(end, end.level == "full") for candidate in candidates for end in candidate.passed]
-    best, *others = described([each for each, _ in found], first, reference, problem.masses[0])
+    found: list[tuple[Candidate | Basin, bool]] = [(candidate, candidate.is_local_optimum) for candidate in candidates]
+    found += [(end, end.level == "full") for candidate in candidates for end in candidate.rejected]
+    best, *others = describe_basins([each for each, _ in found], first, reference, problem.masses[0])
     for basin, (_, ended) in zip(others, found[1:], strict=True):
-        comparable = problem.has_no_entropy and first.ended and ended
-        if _one_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
+        comparable = problem.has_no_entropy and first.is_local_optimum and ended
+        if _is_same_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
             best = replace(best, count=best.count + basin.count, origin=_origin([best, basin]))
         else:
             apart.append(basin)
     return (best, *apart)
 
 
-def described(found: Sequence[Candidate | Basin], best: Candidate, reference: Landmarks, mass: Tensor) -> list[Basin]:
+def describe_basins(
+    found: Sequence[Candidate | Basin], best: Candidate, reference: Landmarks, mass: Tensor
+) -> list[Basin]:
     """What the result says of basins, by their distances from the best one."""
-    shifts, apart = _shifts(reference, best.matching, [torch.as_tensor(each.matching) for each in found], mass)
+    shifts, apart = _match_shifts(reference, best.matching, [torch.as_tensor(each.matching) for each in found], mass)
     differences = fetched(apart)[0].tolist()
     return [
         Basin(
@@ -254,13 +274,15 @@ def described(found: Sequence[Candidate | Basin], best: Candidate, reference: La
 
 
 @replayed()
-def _shifts(reference: Landmarks, best: Tensor, matchings: list[Tensor], mass: Tensor) -> tuple[list[Tensor], Tensor]:
+def _match_shifts(
+    reference: Landmarks, best: Tensor, matchings: list[Tensor], mass: Tensor
+) -> tuple[list[Tensor], Tensor]:
     """How far each point's matches (N,) are from those of the best matching, and on average (m,)."""
     shifts = [reference.distances_between(best, each) for each in matchings]
     return shifts, torch.stack([mass @ shift / mass.sum() for shift in shifts])
 
 
-def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
+def _most_eccentric_point(problem: StoredProblem, side: int) -> Tensor | None:
     """The point with the largest mean square distance, which a copy of the space has too; None where unknown."""
     gradient = problem.quadratic
     if not isinstance(gradient, ExactGradient):
@@ -269,26 +291,26 @@ def _outermost(problem: StoredProblem, side: int) -> Tensor | None:
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
-    start, matching = lifted(problem, basin)
+    start, matching = lift_basin(problem, basin)
     return Candidate(
         start, matching, basin.energy, basin.count, "landmarks", near, leading, basin, f"landmarks: {name}"
     )
 
 
-def _bred(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasin]) -> list[Candidate]:
+def _cross_landmark_basins(problem: StoredProblem, coarse: CoarseOptions, basins: list[CoarseBasin]) -> list[Candidate]:
     """What comes of crossing basins between more landmarks than theirs, where there are points for it."""
     count = min(CROSSED_LANDMARKS, min(len(mass) for mass in problem.masses) // CROSSED_PAYS)
     if count <= coarse.n_landmarks or len(basins) < 2:
         return []
-    x, y = spread(problem, count)
+    x, y = spread_evenly(problem, count)
     between, at = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), (x.index, y.index)
-    starts = [seen(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins]
+    starts = [sum_columns(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins]
     plans = torch.stack([start.coupling().to_dense() for start in starts])
-    found = crossed_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
+    found = cross_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
     return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
 
 
-def _compared(problem: StoredProblem, candidate: Candidate, epsilon: float) -> tuple[Candidate, Tensor | None]:
+def _refine_candidate(problem: StoredProblem, candidate: Candidate, epsilon: float) -> tuple[Candidate, Tensor | None]:
     """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there, and what the
     entropy of its plan adds to that () where it is minimised.
 
@@ -325,7 +347,7 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
 
 
 @replayed()
-def _apart(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
+def _matching_distances(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
     """How far the matchings (m, N) of others are from those (..., 1, N) of some, (..., m)."""
     return reference.distances_between(some, others) @ mass / mass.sum()
 
@@ -340,15 +362,17 @@ def _distances(
     """How far the matchings of others of these are from that of one. From a GPU all distances come at once, whichever
     are asked for."""
     if not (mass.is_cuda and len(candidates) > 1):
-        return lambda one, others: _apart(reference, one.matching, _matchings(others), mass).tolist() if others else []
+        return lambda one, others: (
+            _matching_distances(reference, one.matching, _matchings(others), mass).tolist() if others else []
+        )
     every = _matchings(candidates)
     blocks = torch.split(every[:, None], max(1, TOGETHER // every.numel()))
-    (table,) = fetched(torch.cat([_apart(reference, some, every, mass) for some in blocks]))
+    (table,) = fetched(torch.cat([_matching_distances(reference, some, every, mass) for some in blocks]))
     place = {id(each): at for at, each in enumerate(candidates)}
     return lambda one, others: [float(table[place[id(one)]][place[id(other)]]) for other in others]
 
 
-def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
+def _select_diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
     """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
     level say less about which basins to compare than how different they are."""
     taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
@@ -361,26 +385,26 @@ def _diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass:
     return taken
 
 
-def _distinct(
+def _merge_same_basins(
     candidates: list[Candidate], reference: Landmarks, mass: Tensor, unit: float | None = None
 ) -> list[Candidate]:
     """Candidates of different basins, near ones first, then lowest first; counts of those merged are added."""
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
-    rest = sorted(sound, key=lambda c: (not c.near, c.energy + c.entropy))
+    rest = sorted(sound, key=lambda c: (not c.selected, c.energy + c.entropy))
     far = _distances(rest, reference, mass)
     while rest:
         first, others = rest[0], rest[1:]
         group, rest = [first], []
         for other, gap in zip(others, far(first, others), strict=True):
-            (group if _one_basin(gap, first.energy, other.energy, unit) else rest).append(other)
+            (group if _is_same_basin(gap, first.energy, other.energy, unit) else rest).append(other)
         kept.append(
             replace(
                 first,
                 count=sum(c.count for c in group),
                 origin=_origin(group),
-                leading=any(c.leading for c in group),
-                passed=tuple(end for c in group for end in c.passed),
+                best_of_kind=any(c.best_of_kind for c in group),
+                rejected=tuple(end for c in group for end in c.rejected),
             )
         )
     return kept
@@ -391,10 +415,10 @@ def _origin(group: Sequence[Candidate | Basin]) -> str:
     return next((each.origin for each in group if each.count), group[0].origin)
 
 
-def _one_basin(gap: float, energy: float, other: float, unit: float | None) -> bool:
+def _is_same_basin(gap: float, energy: float, other: float, unit: float | None) -> bool:
     """Whether a basin is another one of no higher energy, from whose matching its own differs by ``gap``.
 
     Matchings do not differ by distances that are all small, as in a sparse adjacency: energies keep basins apart there,
     where they can be compared and the largest squared distance, their ``unit``, is given.
     """
-    return gap <= APART and (unit is None or as_low(other, energy, unit))
+    return gap <= APART and (unit is None or is_as_low(other, energy, unit))

@@ -14,7 +14,7 @@ from torchgw.solvers.warm_start import WarmStart
 SAME_ENERGY = 1.01
 
 
-def as_low(energy: float, least: float, unit: float) -> bool:
+def is_as_low(energy: float, least: float, unit: float) -> bool:
     """Whether an energy is the ``least`` one up to 1 % and rounding; ``unit`` is the largest squared distance."""
     return energy <= SAME_ENERGY * least + TINY * unit
 
@@ -43,11 +43,11 @@ class Candidate:
     energy: float
     count: int
     level: str
-    near: bool
-    leading: bool = False
+    selected: bool
+    best_of_kind: bool = False
     basin: CoarseBasin | None = None
     origin: str = "given"
-    ended: bool = False
-    annealed: bool = False
+    is_local_optimum: bool = False
+    has_annealed_plan: bool = False
     entropy: float = 0.0
-    passed: tuple[Basin, ...] = ()
+    rejected: tuple[Basin, ...] = ()

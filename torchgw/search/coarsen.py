@@ -61,7 +61,7 @@ class ControlledSpace:
         """Those that share the space."""
         return ranks_of(self.space)
 
-    def coarsened(self, cells: Cells, matrix: bool) -> CellSpace:
+    def coarsen(self, cells: Cells, matrix: bool) -> CellSpace:
         """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
         means, centres = _middles(cells, F, self.mass, self.ranks)
@@ -99,7 +99,7 @@ class CellSpace:
 
 
 @dataclass(frozen=True)
-class _OnCentres:
+class _CentrePlan:
     """A plan (n, n') between cells as a plan between all points, carried by the cells' centres.
 
     x, y : the cells of both spaces.
@@ -126,7 +126,7 @@ def cost_of_cells(
     return cost_of_core((F, s), (G, t), x.T @ coupling.apply(y, 1) / mass.to(x.dtype), a, b)
 
 
-def under(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
+def with_mean_squares(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
     """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
     own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
     mass = side.mass * (sums / own)[cells.label]
@@ -152,4 +152,4 @@ def sampled_cost_of_cells(
     anchors = Anchors(x.centres[i], y.centres[j])
     cost = sampled_cost(first.space, second.space, anchors)
     controls = first.control, second.control
-    return apply_control(cost, anchors, _OnCentres(x, y, plan), *controls).cost(controls)
+    return apply_control(cost, anchors, _CentrePlan(x, y, plan), *controls).cost(controls)

@@ -38,10 +38,10 @@ from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched, sent
 from torchgw.search.anneal import SAME_PLAN
-from torchgw.search.candidate import Candidate, as_low
-from torchgw.search.crossing import CROSSED, Entrant, energy_of, improved
+from torchgw.search.candidate import Candidate, is_as_low
+from torchgw.search.crossing import CROSSED, Entrant, energy_of, improve_by_offspring
 from torchgw.search.full_starts import PRODUCT
-from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, Graph, plan_of
+from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, GraphViews, plan_of
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest_permutation, plan_of_order
 from torchgw.solvers.chains import improve_by_chains
@@ -73,7 +73,7 @@ APART = 0.05  # of the mass, between parents
 LISTED = 4
 
 
-class Effort(NamedTuple):
+class ContestEffort(NamedTuple):
     """What is made of ends in each round.
 
     parents : ends, of which means of all pairs are taken.
@@ -86,16 +86,19 @@ class Effort(NamedTuple):
     rounds: int
 
 
-EFFORTS = (Effort(5, 8, 10), Effort(5, 6, 5))  # up to so many pairs as these
+EFFORTS = (ContestEffort(5, 8, 10), ContestEffort(5, 6, 5))  # up to so many pairs as these
 EFFORT_PAIRS = (10_000, FEW_PAIRS)
-SPARSE_EFFORT, LEAST_EFFORT = Effort(5, 3, 5), Effort(2, 0, 1)  # beyond, where products skip zeros, and where not
+SPARSE_EFFORT, LEAST_EFFORT = (
+    ContestEffort(5, 3, 5),
+    ContestEffort(2, 0, 1),
+)  # beyond, where products skip zeros, and where not
 
 
 Energies: TypeAlias = Callable[[Tensor], Tensor]
 """The objective (B,) of plans (B, N, K) without its entropy."""
 
 
-def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
+def contest(problem: StoredProblem, x: GraphViews, y: GraphViews) -> list[Candidate]:
     """The distinct ends of all plans, the lowest first, at most four; the first knows of the others that views led to.
 
     Starts are the views: what is made of their ends is none.
@@ -103,17 +106,17 @@ def contest(problem: StoredProblem, x: Graph, y: Graph) -> list[Candidate]:
     directed = not (x.symmetric and y.symmetric)
     x, y = replace(x, directed=directed), replace(y, directed=directed)
     with threads_for(len(x.mass) * len(y.mass)):
-        field = _Field.of(problem, x, y)
-        entrants = field.improved(field.ends(field.first_plans()))
-    ended, groups = field.assignment is not None, _grouped(entrants, problem.unit)
+        field = _Contest.of(problem, x, y)
+        entrants = field.improve(field.ends(field.first_plans()))
+    ended, groups = field.assignment is not None, _group_entrants(entrants, problem.unit)
     level = "full" if problem.has_no_entropy and ended else "contest"
-    passed = tuple(_passed(problem, group, level) for group in groups[LISTED:] if _starts(group))
+    passed = tuple(_rejected_basin(problem, group, level) for group in groups[LISTED:] if _starts(group))
     first, *others = [_candidate(problem, group, ended) for group in groups[:LISTED]]
-    return [replace(first, passed=passed), *others]
+    return [replace(first, rejected=passed), *others]
 
 
 @dataclass(frozen=True)
-class _Field:
+class _Contest:
     """Where plans compete.
 
     problem : what was asked for.
@@ -124,15 +127,15 @@ class _Field:
     """
 
     problem: StoredProblem
-    x: Graph
-    y: Graph
+    x: GraphViews
+    y: GraphViews
     unit: float
     assignment: AssignmentProblem | None
     score: BatchScore
     energies: Energies
 
     @classmethod
-    def of(cls, problem: StoredProblem, x: Graph, y: Graph) -> _Field:
+    def of(cls, problem: StoredProblem, x: GraphViews, y: GraphViews) -> _Contest:
         p, q, gradient = x.mass, y.mass, problem.gradient
         unit, assignment = float(product_energy(gradient, p, q)), _assignment(problem, x, y)
         symmetric = not x.directed
@@ -199,29 +202,29 @@ class _Field:
     def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
         """Where proximal steps take them, the better half of them after each round where points are many, and while
         these differ, what comes of the plans themselves; of a few points also of all permutations."""
-        alive = {name: self.mixed(plan) for name, plan in plans.items()}
+        alive = {name: self.mix_with_product(plan) for name, plan in plans.items()}
         epsilons, ends = epsilon_levels(self.unit), list(itertools.accumulate(ROUND))
         for first, last in zip((0, *ends), ends, strict=False):
-            alive = dict(zip(alive, self.steps(list(alive.values()), epsilons[first:last]), strict=True))
+            alive = dict(zip(alive, self.proximal_ends(list(alive.values()), epsilons[first:last]), strict=True))
             if not self.few and last < STEPS:
                 alive = self.better_half(alive)
         named = [(name, flush_small(exponent.exp2())) for name, exponent in alive.items()]
         if self.assignment is None:
-            return self.ended(named)
-        found = self.ended([*named, (PRODUCT, self.product)])
+            return self.find_ends(named)
+        found = self.find_ends([*named, (PRODUCT, self.product)])
         if len(self.product) <= MOST_TRIED:
-            found += self.ended([(EVERY, plan_of_order(self.assignment.best_order()))])
-        if self.settled(found) or self.product.numel() > DIRECT_PAIRS:
+            found += self.find_ends([(EVERY, plan_of_order(self.assignment.best_order()))])
+        if self.has_decision(found) or self.product.numel() > DIRECT_PAIRS:
             return found
-        return found + self.ended([(name, plan) for name, plan in plans.items() if name != PRODUCT])
+        return found + self.find_ends([(name, plan) for name, plan in plans.items() if name != PRODUCT])
 
-    def settled(self, entrants: list[Entrant]) -> bool:
+    def has_decision(self, entrants: list[Entrant]) -> bool:
         """Whether so many ends are the lowest that it is the right one: of many points, from views of two kinds."""
         lowest = _lowest(entrants)
         kinds = {entrant.origin.rstrip(NUMBER) for entrant in lowest}
         return len(lowest) >= AGREEING if self.few else len(kinds) >= 2
 
-    def steps(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
+    def proximal_ends(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Proximal steps on all plans at once, or where points are many one by one."""
         watch, masses = self.problem.watch.aside(), (self.x.mass, self.y.mass)
         batches = [exponents] if self.few else [[each] for each in exponents]
@@ -238,7 +241,7 @@ class _Field:
         kept = sorted(alive, key=energies.__getitem__)[: math.ceil(len(alive) / 2)]
         return {name: exponent for name, exponent in alive.items() if name in kept or name == PRODUCT}
 
-    def ended(self, plans: list[tuple[str, Tensor]]) -> list[Entrant]:
+    def find_ends(self, plans: list[tuple[str, Tensor]]) -> list[Entrant]:
         """What comes of plans (N, K), by their origins, on the marginals, made sharp where that is an assignment."""
         names = [name for name, _ in plans]
         if self.assignment is not None:
@@ -252,11 +255,11 @@ class _Field:
         energies = map(float, fetched(*(self.energies(end[None]) for end in ends)))
         return list(map(Entrant, names, ends, energies))
 
-    def improved(self, entrants: list[Entrant]) -> list[Entrant]:
+    def improve(self, entrants: list[Entrant]) -> list[Entrant]:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
         pairs, which keep what both agree on, plans that are blurred again where they cost most, and branches that are
         exchanged."""
-        settled = self.settled(entrants)
+        settled = self.has_decision(entrants)
         if settled and not self.few:
             return sorted(entrants, key=energy_of)
         pairs = self.product.numel()
@@ -265,24 +268,29 @@ class _Field:
         epsilons = epsilon_levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
         exchanged = set[Entrant]()
 
-        def born(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
-            means = [self._there((one.plan + other.plan) / 2) for one, other in fresh]
+        def make_offspring(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
+            means = [self._on_device((one.plan + other.plan) / 2) for one, other in fresh]
             blurred = [
-                self.blurred(self._there(lowest[each // 2 % len(lowest)].plan)) for each in range(effort.blurred)
+                self.blur_costly_rows(self._on_device(lowest[each // 2 % len(lowest)].plan))
+                for each in range(effort.blurred)
             ]
             if self.problem.watch.cut():
                 return []
             if self.assignment is None:
-                means = self.stepped(means, epsilons)
-            found = self.ended([(CROSSED, plan) for plan in means])
+                means = self.take_steps(means, epsilons)
+            found = self.find_ends([(CROSSED, plan) for plan in means])
             if self.assignment is not None and self.branching:
-                found += self.ended([(CHAINED, self.chained(one.plan)) for one in lowest if one not in exchanged])
+                found += self.find_ends(
+                    [(CHAINED, self.exchange_branches(one.plan)) for one in lowest if one not in exchanged]
+                )
                 exchanged.update(lowest)
-            return found + self.ended([(BLURRED, plan) for plan in self.stepped(blurred, epsilons)])
+            return found + self.find_ends([(BLURRED, plan) for plan in self.take_steps(blurred, epsilons)])
 
-        return improved(entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, born)
+        return improve_by_offspring(
+            entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, make_offspring
+        )
 
-    def chained(self, plan: Tensor) -> Tensor:
+    def exchange_branches(self, plan: Tensor) -> Tensor:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
         return plan_of_order(improve_by_chains(*self.contrasts, nearest_permutation(plan), self.problem.watch.cut))
@@ -294,20 +302,20 @@ class _Field:
         return x.numpy(), y.numpy()
 
     @cached_property
-    def joined(self) -> Tensor:
+    def adjacency_mask(self) -> Tensor:
         """Which points of X have edges between them (N, N), on the host."""
         return fetched(self.x.weights != 0)[0]
 
-    def stepped(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
+    def take_steps(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
-        exponents = self.steps([self.mixed(plan) for plan in plans], epsilons) if plans else []
+        exponents = self.proximal_ends([self.mix_with_product(plan) for plan in plans], epsilons) if plans else []
         return [flush_small(each.exp2()) for each in exponents]
 
-    def mixed(self, plan: Tensor) -> Tensor:
+    def mix_with_product(self, plan: Tensor) -> Tensor:
         """Exponents (N, K) of a plan with a little of the product plan, from which steps can go anywhere."""
         return torch.lerp(plan, self.product, MIXED).log2()
 
-    def blurred(self, plan: Tensor) -> Tensor:
+    def blur_costly_rows(self, plan: Tensor) -> Tensor:
         """The plan (N, K) with all matches alike around some points, drawn by what they cost."""
         problem, p = self.problem, self.x.mass
         paid = (problem.gradient(DenseCoupling(plan), p).rows(slice(None)) * plan).sum(1).clamp_min_(0.0)
@@ -320,7 +328,7 @@ class _Field:
         drawn = drawn[: counts[int(which)]]
         free = torch.zeros(len(p), dtype=torch.bool).index_fill_(0, drawn, True)
         for _ in range(int(hops)):
-            grown = free | self.joined[free].any(0)
+            grown = free | self.adjacency_mask[free].any(0)
             if int(grown.sum()) > MOST_BLURRED * len(p):
                 break
             free = grown
@@ -328,12 +336,12 @@ class _Field:
         row = torch.where(free, p, 0.0)
         return torch.where(free[:, None], (row / row.sum())[:, None] * plan[at].sum(0), plan)
 
-    def _there(self, plan: Tensor) -> Tensor:
+    def _on_device(self, plan: Tensor) -> Tensor:
         """A plan of the host (N, K) where the problem is, in its precision."""
         return sent(plan.to(self.product.dtype), self.product.device)
 
 
-def _assignment(problem: StoredProblem, x: Graph, y: Graph) -> AssignmentProblem | None:
+def _assignment(problem: StoredProblem, x: GraphViews, y: GraphViews) -> AssignmentProblem | None:
     """The problem between equal masses, where it is one."""
     p, q = x.mass, y.mass
     equal = len(p) == len(q) and float(p.max()) == float(p.min()) and float(q.max()) == float(q.min())
@@ -348,7 +356,7 @@ def _lowest(entrants: list[Entrant]) -> list[Entrant]:
     return [entrant for entrant in entrants if entrant.energy <= (1 + SAME_ENERGY) * lowest]
 
 
-def _grouped(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
+def _group_entrants(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
     """Those that agree in their energies, and in their plans up to an L1 distance of half the mass; the lowest first,
     in groups and between them."""
     groups: list[list[Entrant]] = []
@@ -356,7 +364,7 @@ def _grouped(entrants: list[Entrant], unit: float) -> list[list[Entrant]]:
         same = (
             group
             for group in groups
-            if as_low(entrant.energy, group[0].energy, unit)
+            if is_as_low(entrant.energy, group[0].energy, unit)
             and float((entrant.plan - group[0].plan).abs().sum()) <= SAME_PLAN
         )
         found = next(same, None)
@@ -377,7 +385,7 @@ def _origin(group: list[Entrant]) -> str:
     return next((entrant.origin for entrant in group if entrant.origin not in MADE), group[0].origin)
 
 
-def _passed(problem: StoredProblem, group: list[Entrant], level: str) -> Basin:
+def _rejected_basin(problem: StoredProblem, group: list[Entrant], level: str) -> Basin:
     """Ends that are not gone on from, without their difference from the best."""
     matching = sent(group[0].plan.argmax(1), problem.p.device)
     return Basin(
@@ -398,4 +406,4 @@ def _candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Can
     start = WarmStart(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.has_no_entropy else start
     energy = group[0].energy if problem.has_no_entropy else math.inf
-    return Candidate(start, plan.argmax(1), energy, count, "full", True, origin=origin, ended=ended)
+    return Candidate(start, plan.argmax(1), energy, count, "full", True, origin=origin, is_local_optimum=ended)

@@ -27,12 +27,12 @@ from torchgw.search.anneal import (
     COLDEST,
     SAME_PLAN,
     Batch,
-    Begun,
     CoarseBasin,
+    CoolingState,
     LandmarkProblem,
     annealed_batch,
-    at_rest,
-    cooled_basins,
+    batch_without_potentials,
+    cool_basins,
 )
 from torchgw.sinkhorn.loop import interpolate_epsilon
 
@@ -76,7 +76,7 @@ def energy_of(entrant: Entrant) -> float:
     return entrant.energy if entrant.energy == entrant.energy else math.inf
 
 
-def improved(
+def improve_by_offspring(
     pool: Sequence[EntrantT],
     parents: int,
     rounds: int,
@@ -85,7 +85,7 @@ def improved(
     apart: float,
     born: Callable[[list[tuple[EntrantT, EntrantT]], list[EntrantT]], list[EntrantT]],
 ) -> list[EntrantT]:
-    """The pool, the lowest first, and what was ``born`` of it.
+    """The pool, the lowest first, and what was ``make_offspring`` of it.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def improved(
     return pool
 
 
-def crossed_basins(
+def cross_basins(
     problem: LandmarkProblem, plans: Tensor, epsilon: float, n_kept: int, watch: Watch
 ) -> list[CoarseBasin]:
     """The distinct optima that crossing leads to from plans (B, L, L') between landmarks, lowest energy first, at most
@@ -121,29 +121,31 @@ def crossed_basins(
     def ends(plans: Tensor, levels: list[float]) -> list[Annealed]:
         found: list[Annealed] = []
         for part in torch.split(plans, together):
-            batch, energies = _ends(problem.alone, part, sent(torch.tensor(levels, dtype=mass.dtype), mass.device))
+            batch, energies = _ends(
+                problem.without_cache, part, sent(torch.tensor(levels, dtype=mass.dtype), mass.device)
+            )
             found += map(Annealed, itertools.repeat(CROSSED), batch.plan, energies.tolist(), batch.f, batch.g)
         return found
 
-    def born(fresh: list[tuple[Annealed, Annealed]], lowest: list[Annealed]) -> list[Annealed]:
+    def make_offspring(fresh: list[tuple[Annealed, Annealed]], lowest: list[Annealed]) -> list[Annealed]:
         cut = not fresh or watch.cut()
         return [] if cut else ends(torch.stack([(one.plan + other.plan) / 2 for one, other in fresh]), levels)
 
     # Plans that were lifted are too blurred to be warmed at once: their gradients would not hold them.
     first, apart = ends(problem.feasible(plans), [*levels[-1:] * SETTLING, *levels]), SAME_PLAN * float(mass.sum())
-    pool = improved(first, PARENTS, ROUNDS, STALE, FALL, apart, born)
+    pool = improve_by_offspring(first, PARENTS, ROUNDS, STALE, FALL, apart, make_offspring)
     best = _distinct(pool, n_kept, apart)
     plans, f, g = (torch.stack(parts) for parts in zip(*((each.plan, each.f, each.g) for each in best), strict=True))
     batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
     last = max(epsilon, COLDEST * unit)
     places = torch.arange(len(best), device=mass.device)
-    return cooled_basins([Begun(problem, batch, places, levels[-1], last)], n_kept)[0]
+    return cool_basins([CoolingState(problem, batch, places, levels[-1], last)], n_kept)[0]
 
 
 @replayed()
 def _ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
     """What plans (B, L, L') become at temperatures (m,) in turn, in the end rounded, and their energies (B,)."""
-    batch = at_rest(problem, plans, 1.0)
+    batch = batch_without_potentials(problem, plans, 1.0)
     for level in levels:
         batch = annealed_batch(problem, batch, level.expand_as(batch.epsilon), *STEPS)
     batch = replace(batch, plan=problem.feasible(batch.plan))

@@ -28,12 +28,12 @@ from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import fetched
-from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkProblem, basins_of, landmark_basins, stands_out
+from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkProblem, basins_of, is_clear_minimum, landmark_basins
 from torchgw.search.candidate import Candidate
-from torchgw.search.crossing import CROSSED, crossed_basins
+from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift
-from torchgw.search.rung import lifted
+from torchgw.search.rung import lift_basin
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem
@@ -76,7 +76,7 @@ def is_few(problem: StoredProblem) -> bool:
     )
 
 
-def on_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
+def search_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in, with their plans, the lowest first."""
     x, y = (_landmarks(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
     between = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend)
@@ -108,28 +108,30 @@ class CellPair:
         """About ``count`` of each space."""
         sides = list(zip(problem.spaces, problem.masses, strict=True))
         (x, in_x), (y, in_y) = (cells_of(space, mass, count, problem.generator) for space, mass in sides)
-        first, second = (_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True))
+        first, second = (
+            _variance_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True)
+        )
         return cls(x, y, in_x, in_y, (first, second))
 
     @property
-    def vague(self) -> bool:
+    def lose_too_much(self) -> bool:
         """Whether cells lose so much of the variance of distances that they say little of the points."""
         losses = zip(self.within, (self.x, self.y), strict=True)
         return any(lost > MOST_LOST * (lost + _variance(side)) for lost, side in losses)
 
-    def spread(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    def spread_plan(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """The plan of all points (N, K), of masses p and q, that is as dense everywhere as one between cells."""
         density = plan / (plan.sum(1, keepdim=True) * plan.sum(0))
         return density[self.in_x.label][:, self.in_y.label].mul_(p[:, None]).mul_(q)
 
-    def gathered(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    def gather_plan(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The plan between cells, of mass one, and its column potentials, both float64, of one of all points (N, K)."""
         rows = plan.new_zeros(self.in_x.count, len(q), dtype=torch.float64)
         add_by_label(rows, self.in_x.label, plan.double())
         sums = add_by_label(rows.new_zeros(len(rows), self.in_y.count), self.in_y.label, rows, 1)
         return sums.div_(sums.sum()), self.in_y.means(dual[:, None], q)[:, 0]
 
-    def descended(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
+    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
         """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
         p, q = plan.sum(1), plan.sum(0)
         x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (self.x, self.y))
@@ -137,11 +139,11 @@ class CellPair:
         return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, TransportPlans(p, q), loop)[0]
 
 
-def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
+def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in between cells, as plans of all points, the lowest first; none where cells
     say little of the points. Where points are many, those to go on from are near."""
     cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.aside()
-    if cells.vague:
+    if cells.lose_too_much:
         return []
     between = LandmarkProblem.of(cells.x, cells.y, problem.model, problem.kernels.backend)
     count = coarse.n_starts // 2
@@ -149,25 +151,27 @@ def on_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list
         basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
-    if len(basins) > 1 and not stands_out([basin.energy for basin in basins], DOUBT):
+    if len(basins) > 1 and not is_clear_minimum([basin.energy for basin in basins], DOUBT):
         plans = torch.stack([basin.plan for basin in basins])
-        basins += crossed_basins(between, plans, 0.0, KEPT, watch)
+        basins += cross_basins(between, plans, 0.0, KEPT, watch)
     # What annealing forgets beside few far cells, the product plan leads to.
     product, nowhere = between.product.double(), q.new_zeros(cells.in_y.count, dtype=torch.float64)
-    end = cells.descended(product, nowhere, STEPS, watch)
+    end = cells.descend(product, nowhere, STEPS, watch)
     basins += [replace(basins[0], plan=end.plan.to(basins[0].plan), energy=end.value, count=1)]
     basins, lost, found = _distinct(basins), sum(cells.within), list[Candidate]()
     for basin in basins:
         (start, matching), energy = lift(basin, problem.model, None), max(basin.energy + lost, 0.0)
         came = origin if basin.count else CROSSED
-        found.append(Candidate(start, matching, energy, basin.count, "full", True, origin=came, annealed=True))
-    spread = (cells.spread(basin.plan, p, q) for basin in basins)
+        found.append(Candidate(start, matching, energy, basin.count, "full", True, origin=came, has_annealed_plan=True))
+    spread = (cells.spread_plan(basin.plan, p, q) for basin in basins)
     if len(p) * len(q) > COMPARED_PAIRS:
-        return _compared(problem, found, spread)
+        return _compare_between_finer_cells(problem, found, spread)
     return [_with_plan(candidate, plan) for candidate, plan in zip(found[:RACED], spread, strict=False)]
 
 
-def _compared(problem: StoredProblem, candidates: list[Candidate], plans: Iterable[Tensor]) -> list[Candidate]:
+def _compare_between_finer_cells(
+    problem: StoredProblem, candidates: list[Candidate], plans: Iterable[Tensor]
+) -> list[Candidate]:
     """Candidates by where a few steps lead from their plans between finer cells, which tells them apart better than one
     step between all points, and takes less. Those to go on from are near, and have plans."""
     cells, (p, q), watch = CellPair.of(problem, FINER), problem.masses, problem.watch.aside()
@@ -175,15 +179,15 @@ def _compared(problem: StoredProblem, candidates: list[Candidate], plans: Iterab
     for candidate, plan in zip(candidates, plans, strict=True):
         if candidate.energy <= NEAR * candidates[0].energy and not (ends and watch.cut()):
             dual = candidate.start.column_dual(q)
-            end = cells.descended(*cells.gathered(plan, dual, q), FINER_STEPS, watch)
+            end = cells.descend(*cells.gather_plan(plan, dual, q), FINER_STEPS, watch)
             ends.append((end.value, end.plan.to(p), candidate))
     ends.sort(key=lambda end: end[0])
     lost, found = sum(cells.within), list[Candidate]()
     for place, (value, plan, candidate) in enumerate(ends):
         near = place < MOST_NEAR and value <= AS_LOW * ends[0][0]
-        candidate = replace(candidate, energy=max(value + lost, 0.0), near=near)
-        found.append(_with_plan(candidate, cells.spread(plan, p, q)) if near else candidate)
-    return [*found, *(replace(candidate, near=False) for candidate in candidates[len(found) :])]
+        candidate = replace(candidate, energy=max(value + lost, 0.0), selected=near)
+        found.append(_with_plan(candidate, cells.spread_plan(plan, p, q)) if near else candidate)
+    return [*found, *(replace(candidate, selected=False) for candidate in candidates[len(found) :])]
 
 
 def _with_plan(candidate: Candidate, plan: Tensor) -> Candidate:
@@ -235,7 +239,7 @@ def _distances(points: Tensor, means: Tensor) -> Tensor:
     return torch.addmm(means.square().sum(1), points, means.T, alpha=-2.0)
 
 
-def _within(space: DistanceProvider, mass: Tensor, cells: Landmarks) -> float:
+def _variance_within(space: DistanceProvider, mass: Tensor, cells: Landmarks) -> float:
     """By how much the mean square of distances is above that of their means over pairs of cells."""
     share, sums = mass / mass.sum(), cells.mass / cells.mass.sum()
     return float(share @ mean_squares(space, share) - sums @ (cells.distances.square() @ sums))
@@ -253,8 +257,8 @@ def _landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
 
 
 def _candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:
-    (start, matching), (p, q) = lifted(problem, basin), problem.masses
+    (start, matching), (p, q) = lift_basin(problem, basin), problem.masses
     plan = p.new_zeros(len(p), len(q))
     plan[basin.source.index[:, None], basin.target.index] = basin.plan.to(p)
-    found = Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, annealed=True)
+    found = Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, has_annealed_plan=True)
     return _with_plan(found, plan)

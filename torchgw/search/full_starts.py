@@ -70,7 +70,7 @@ def entropy_rules(problem: StoredProblem, height: Tensor | None = None) -> bool:
 
 def by_product(problem: StoredProblem) -> list[Candidate]:
     """Where proximal steps go from the product plan."""
-    return [_guessed(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))]
+    return [_guess_candidate(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))]
 
 
 def from_product(problem: StoredProblem) -> Candidate:
@@ -97,7 +97,7 @@ def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) 
     return [Candidate(each, plan.argmax(1), math.inf, 1, level, True, origin=origin) for each in starts]
 
 
-def _guessed(problem: StoredProblem, plan: Tensor) -> Candidate:
+def _guess_candidate(problem: StoredProblem, plan: Tensor) -> Candidate:
     """A start from a plan of mass one on all points, to be compared."""
     p, q = problem.masses
     cost = problem.gradient(DenseCoupling(plan), p)

@@ -54,7 +54,7 @@ def seeds(problem: SparseObjective, rng: np.random.Generator) -> Any:
     return of_pairs(problem, *find_mutual_pairs(likely))
 
 
-def matched(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
+def match_nodes(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
     """A plan (N, K) of pairs, CSR, with row and column sums of at most the masses, from one that has some of them.
 
     Annealed again from the pairs that were left, while some nodes are unsure and more of the others come to agree.
@@ -62,15 +62,15 @@ def matched(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any
     """
     agreed = 0.0
     for _ in range(ROUNDS):
-        plan, sure = annealed(problem, plan, cut)
-        plan = percolated(problem, plan, cut)
+        plan, sure = anneal_matching(problem, plan, cut)
+        plan = percolate_matching(problem, plan, cut)
         before, agreed = agreed, inner(problem.similarity(plan), plan)
         if sure or cut() or agreed <= (1 + SETTLED) * before:
             break
     return plan
 
 
-def annealed(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> tuple[Any, bool]:
+def anneal_matching(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> tuple[Any, bool]:
     """The best pairs of soft matches, and whether these were settled."""
     agreed, levels = 0.0, iter(SHARPNESS)
     beta, sure = next(levels), False
@@ -82,11 +82,11 @@ def annealed(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> tu
         sure = _sure(problem, plan) >= SURE
         if beta == math.inf or cut() or sure:
             break
-        plan = _softened(problem, S, beta)
+        plan = _soften_matching(problem, S, beta)
     return of_pairs(problem, *find_mutual_pairs(plan)), sure
 
 
-def percolated(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
+def percolate_matching(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
     """The pairs that agree best with those of the neighbours, on both sides, until their agreement no longer grows."""
     agreed = 0.0
     while not cut():
@@ -105,7 +105,7 @@ def of_pairs(problem: SparseObjective, row: Array, column: Array) -> Any:
     return make_csr(row[mass > 0], column[mass > 0], mass[mass > 0], problem.shape)
 
 
-def _softened(problem: SparseObjective, S: Any, beta: float) -> Any:
+def _soften_matching(problem: SparseObjective, S: Any, beta: float) -> Any:
     """Soft matches of the largest similarities."""
     depth = beta * (S.data - row_maxima(S)[entry_rows(S)])
     S = select_entries(S, depth > -REACH)

@@ -19,7 +19,7 @@ from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model, without_entropy
 from torchgw.runtime.replayed import replayed
-from torchgw.search.anneal import LandmarkProblem, Solved
+from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import as_graph_numbers
 from torchgw.solvers.warm_start import WarmStart
@@ -28,7 +28,7 @@ Points: TypeAlias = tuple[Tensor, Tensor]
 
 
 def lift(
-    solved: Solved,
+    solved: LandmarkSolution,
     model: Model,
     gradient: ExactGradient | None,
     whole: Model | None = None,
@@ -44,19 +44,19 @@ def lift(
     """
     _, epsilon = as_graph_numbers(solved.plan.device, 1.0, solved.epsilon, model)
     # A graph serves every epsilon, which comes as a tensor beside.
-    ends = Solved(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
+    ends = LandmarkSolution(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
     exact, model, whole = (
         None if gradient is None else gradient.without_scale,
         without_entropy(model),
         without_entropy(whole or model),
     )
-    cost, f, g, matching = _lifted(ends, epsilon, model, exact, whole, at, softmin)
+    cost, f, g, matching = _lift_potentials(ends, epsilon, model, exact, whole, at, softmin)
     return WarmStart(cost, f, g, solved.epsilon), matching
 
 
 @replayed()
-def _lifted(
-    solved: Solved,
+def _lift_potentials(
+    solved: LandmarkSolution,
     epsilon: float | Tensor,
     model: Model,
     gradient: ExactGradient | None,

@@ -23,7 +23,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import compute_surrogate_factors
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
-from torchgw.search.anneal import NEAR, CoarseBasin, Solved, stands_out
+from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkSolution, is_clear_minimum
 from torchgw.search.candidate import Candidate
 from torchgw.search.full_starts import by_features
 from torchgw.search.initial_guesses import N_MODES, SIGNS, signs_of
@@ -55,12 +55,12 @@ class Raised:
 
     candidate: Candidate
     end: WarmStart
-    solved: Solved
+    solved: LandmarkSolution
     energy: float
 
 
 @dataclass(frozen=True)
-class Rung:
+class WeightedLevel:
     """The intermediate resolution of the search: a problem between landmarks of both spaces.
 
     source, target : landmarks (n,), (k,) with their masses and distances.
@@ -76,11 +76,11 @@ class Rung:
     many: bool
 
     @classmethod
-    def of(cls, whole: StoredProblem, many: bool) -> Rung | None:
+    def of(cls, whole: StoredProblem, many: bool) -> WeightedLevel | None:
         """None where there are too few points for it to pay."""
         if min(map(len, whole.masses)) < RUNG_PAYS * RUNG:
             return None
-        x, y = spread(whole, MANY_RUNG if many else RUNG)
+        x, y = spread_evenly(whole, MANY_RUNG if many else RUNG)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (
             side.mass.to(torch.float64) * (all_of_it.sum() / side.mass.to(torch.float64).sum())
@@ -91,24 +91,24 @@ class Rung:
         problem = rough(whole) if many else whole
         return cls(x, y, replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), whole, many)
 
-    def raised(self, candidates: list[Candidate]) -> list[Candidate]:
+    def solve_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """The candidates, near ones solved here, the distinct ones lifted to all points. Between many points only the
         two lowest, and others close to the lowest, stay near."""
-        found = [c for c in candidates if not c.near or c.basin is None]
-        ends = self._distinct([self._solved(c, c.basin) for c in candidates if c.near and c.basin is not None])
-        beaten = len(ends) == 1 and stands_out(sorted(c.energy for c in candidates), NEAR)
-        if self.many and not (beaten or stands_out([end.energy for end in ends], DOUBT)):
+        found = [c for c in candidates if not c.selected or c.basin is None]
+        ends = self._distinct([self._solve_batch(c, c.basin) for c in candidates if c.selected and c.basin is not None])
+        beaten = len(ends) == 1 and is_clear_minimum(sorted(c.energy for c in candidates), NEAR)
+        if self.many and not (beaten or is_clear_minimum([end.energy for end in ends], DOUBT)):
             close = [end for end in ends[: len(SIGNS)] if end.energy <= DOUBT * ends[0].energy]
             ends = self._distinct([*map(self._gone_on, close), *ends[len(close) :]])
-            if not stands_out([end.energy for end in ends], LEFT):
+            if not is_clear_minimum([end.energy for end in ends], LEFT):
                 ends = self._distinct([*ends, *self._by_modes()])
         for rank, end in enumerate(ends):
             if not self.many or rank < 2 or end.energy <= LEFT * ends[0].energy:
-                start, matching = lifted(self.whole, end.solved)
+                start, matching = lift_basin(self.whole, end.solved)
                 raised = replace(end.candidate, start=start, matching=matching, energy=end.energy, level="subset")
                 found.append(raised)
             elif end.candidate.basin is not None:
-                found.append(replace(end.candidate, near=False))
+                found.append(replace(end.candidate, selected=False))
         return found
 
     def _distinct(self, ends: list[Raised]) -> list[Raised]:
@@ -125,13 +125,13 @@ class Rung:
                 matchings.append(matching)
                 continue
             one, other = kept[same[0]].candidate, end.candidate
-            merged = replace(one, count=one.count + other.count, leading=one.leading or other.leading)
+            merged = replace(one, count=one.count + other.count, best_of_kind=one.best_of_kind or other.best_of_kind)
             kept[same[0]] = replace(kept[same[0]], candidate=merged)
         return kept
 
-    def _solved(self, candidate: Candidate, basin: CoarseBasin) -> Raised:
+    def _solve_batch(self, candidate: Candidate, basin: CoarseBasin) -> Raised:
         """A candidate's basin solved on the rung."""
-        start, _ = seen(basin, self.problem.model, self.whole.model, (self.source.index, self.target.index))
+        start, _ = sum_columns(basin, self.problem.model, self.whole.model, (self.source.index, self.target.index))
         epsilon = max(basin.epsilon, self.problem.epsilon)
         return self._end(candidate, start, epsilon, MANY_STEPS if self.many else RUNG_STEPS)
 
@@ -163,7 +163,7 @@ class Rung:
         end, energy = done.warm_start, done.history.cost[-1]
         assert end is not None
         assert end.epsilon is not None
-        solved = Solved(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
+        solved = LandmarkSolution(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
         return Raised(candidate, end, solved, energy if energy == energy else math.inf)
 
 
@@ -175,19 +175,19 @@ def rough(problem: StoredProblem) -> StoredProblem:
     return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
 
 
-def lifted(problem: StoredProblem, solved: Solved) -> tuple[WarmStart, Tensor]:
+def lift_basin(problem: StoredProblem, solved: LandmarkSolution) -> tuple[WarmStart, Tensor]:
     """What was solved between landmarks, lifted to all points."""
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
     return lift(solved, problem.model, gradient, softmin=problem.kernels.stored.softmin)
 
 
-def seen(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[WarmStart, Tensor]:
+def sum_columns(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[WarmStart, Tensor]:
     """A basin lifted to the points ``at`` of both spaces, whose ``model`` is a part of the ``whole`` one."""
     source, target = (side.restrict_rows(index) for side, index in zip((basin.source, basin.target), at, strict=True))
     return lift(replace(basin, source=source, target=target), model, None, whole, at)
 
 
-def spread(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
+def spread_evenly(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
     """So many landmarks of both spaces, as the mass lies."""
     named = problem.model.points or (None, None)
     x, y = (

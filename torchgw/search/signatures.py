@@ -39,7 +39,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
+class SparseGraph:
     """What the network reads of a graph.
 
     degrees : (N,).
@@ -56,7 +56,7 @@ class Graph:
     weights: tuple[Any, ...]
 
     @classmethod
-    def of(cls, D: Any, symmetric: bool, weighted: bool) -> Graph:
+    def of(cls, D: Any, symmetric: bool, weighted: bool) -> SparseGraph:
         """Of a sparse matrix (N, N)."""
         turned = () if symmetric else (D.T.tocsr(),)
         edges = pattern(D + D.T if turned else D)
@@ -70,7 +70,11 @@ class Graph:
         pairs = (degrees * (degrees - 1)).clip(min=1)
         columns = [np.log1p(degrees), np.log1p(triangles), triangles / pairs, mean, square - mean**2]
         for side in (D, *turned) if weighted or turned else ():
-            columns += [np.diff(side.indptr), side.diagonal(), *(_signed(power.sum(1)) for power in (side, side**2))]
+            columns += [
+                np.diff(side.indptr),
+                side.diagonal(),
+                *(_sign_nodes(power.sum(1)) for power in (side, side**2)),
+            ]
         return cls(degrees, np.stack(columns, 1), edges, support, (D, *turned) if weighted or turned else ())
 
     def bands(self, limits: Array) -> list[Any]:
@@ -89,7 +93,7 @@ def pattern(D: Any) -> Any:
     return csr_array((np.ones(off.nnz), off.indices, off.indptr), shape=off.shape)
 
 
-def _signed(x: Array) -> Array:
+def _sign_nodes(x: Array) -> Array:
     found: Array = np.sign(x) * np.log1p(np.abs(x))
     return found
 
@@ -98,7 +102,7 @@ def signatures(X: Any, Y: Any, symmetric: bool, rng: np.random.Generator) -> tup
     """Weighted signatures (N, d), (K, d) of the nodes of two graphs, sparse matrices (N, N), (K, K)."""
     weighted = any(np.ptp(D.data) > 0 for D in (X, Y) if D.nnz)
     copies = [_noisy(X, symmetric, rng) for _ in range(min(-(-SAMPLE // X.shape[0]), MOST_COPIES))]
-    x, y, *noisy = _network([Graph.of(D, symmetric, weighted) for D in (X, Y, *copies)], rng)
+    x, y, *noisy = _network([SparseGraph.of(D, symmetric, weighted) for D in (X, Y, *copies)], rng)
     differs = np.mean([np.cov((x - copy).T) for copy in noisy], 0)
     spread = (np.cov(x.T) + np.mean([np.cov(copy.T) for copy in noisy], 0)) / 2
     differs += RIDGE * np.trace(spread) / len(spread) * np.eye(len(spread))
@@ -129,11 +133,11 @@ def _noisy(D: Any, symmetric: bool, rng: np.random.Generator) -> Any:
     return found.tocsr()
 
 
-def _network(graphs: list[Graph], rng: np.random.Generator) -> list[Array]:
+def _network(graphs: list[SparseGraph], rng: np.random.Generator) -> list[Array]:
     """What the network makes of each graph, (N, d)."""
     limits = band_limits(graphs[0].support)
     bands = [graph.bands(limits) for graph in graphs]
-    counts = [np.stack([_signed(np.diff(band.indptr)) for band in sides], 1) for sides in bands]
+    counts = [np.stack([_sign_nodes(np.diff(band.indptr)) for band in sides], 1) for sides in bands]
     states = [np.concatenate((graph.statistics, count), 1) for graph, count in zip(graphs, counts, strict=True)]
     found: list[list[Array]] = [[] for _ in graphs]
     for step in range(ROUNDS + 1):

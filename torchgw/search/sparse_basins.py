@@ -27,9 +27,9 @@ from torchgw.linalg.sparse_entries import find_mutual_pairs, inner, make_csr, sc
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.watch import Watch
 from torchgw.search.anneal import LandmarkProblem, landmark_basins
-from torchgw.search.candidate import as_low
+from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
-from torchgw.search.graph_matching import ITERATIONS, MATCHES, matched, of_pairs, seeds
+from torchgw.search.graph_matching import ITERATIONS, MATCHES, match_nodes, of_pairs, seeds
 from torchgw.search.lift import lift
 from torchgw.search.signatures import pattern
 from torchgw.search.subtrees import likeness
@@ -105,9 +105,9 @@ def search_sparsely(asked: Problem, problem: SparseObjective) -> list[SparseEnd]
     for origin, plan in firsts.items():
         if ends and watch.cut():
             break
-        ends.append(_ended(problem, origin, matched(problem, plan, watch.cut), descends, watch))
+        ends.append(_descend_matching(problem, origin, match_nodes(problem, plan, watch.cut), descends, watch))
     ends.sort(key=_value)
-    best = _crossed(problem, ends, asked.unit, watch) if descends and len(ends) > 1 else ends[0]
+    best = _cross_matchings(problem, ends, asked.unit, watch) if descends and len(ends) > 1 else ends[0]
     return ends if best is ends[0] else [best, *ends]
 
 
@@ -168,7 +168,7 @@ def _soft(problem: SparseObjective, values: Tensor, index: Tensor) -> Any:
     return scale_to_marginals(likely, problem.p, problem.q, ITERATIONS)
 
 
-def _ended(problem: SparseObjective, origin: str, plan: Any, descends: bool, watch: Watch) -> SparseEnd:
+def _descend_matching(problem: SparseObjective, origin: str, plan: Any, descends: bool, watch: Watch) -> SparseEnd:
     """The end of conditional gradients from a plan, or the plan itself, with its value."""
     if descends:
         loop = Loop(watch, History(), MOST_STEPS, TOLERANCE, float(np.finfo(float).eps))
@@ -178,17 +178,17 @@ def _ended(problem: SparseObjective, origin: str, plan: Any, descends: bool, wat
     return SparseEnd(origin, plan, problem.value(problem.cross(whole), whole))
 
 
-def _crossed(problem: SparseObjective, ends: list[SparseEnd], unit: float, watch: Watch) -> SparseEnd:
+def _cross_matchings(problem: SparseObjective, ends: list[SparseEnd], unit: float, watch: Watch) -> SparseEnd:
     """The lowest of ends and of what means of pairs of the lowest lead to, until that betters none of them; of these
     where two starts agree on it."""
     pool, tried = ends, set[frozenset[SparseEnd]]()
-    if as_low(ends[1].value, ends[0].value, unit):
+    if is_as_low(ends[1].value, ends[0].value, unit):
         return ends[0]
     for _ in range(CROSSINGS):
         pairs = [pair for pair in itertools.combinations(pool[:PARENTS], 2) if frozenset(pair) not in tried]
         tried |= {frozenset(pair) for pair in pairs}
         found = [
-            _ended(problem, CROSSED, csr_array((one.plan + other.plan) / 2), True, watch)
+            _descend_matching(problem, CROSSED, csr_array((one.plan + other.plan) / 2), True, watch)
             for one, other in pairs
             if not watch.cut()
         ]

@@ -57,7 +57,7 @@ class Families:
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
+class TreeEdges:
     """The edges of a graph in both directions.
 
     values : of each, there and back (E, 2).
@@ -70,9 +70,9 @@ class Edges:
     into: Families
 
     @classmethod
-    def of(cls, D: Tensor) -> Edges:
+    def of(cls, D: Tensor) -> TreeEdges:
         """Of a matrix (N, N) that is zero where there is no edge."""
-        tail, head = _joined(D).nonzero(as_tuple=True)
+        tail, head = _join_lists(D).nonzero(as_tuple=True)
         beyond = (tail[:, None] == head) & (head[:, None] != tail)
         into = torch.arange(len(D), device=D.device)[:, None] == head
         return cls(torch.stack((D[tail, head], D[head, tail]), 1), Families.of(beyond.to(D)), Families.of(into.to(D)))
@@ -85,29 +85,29 @@ def likeness(X: Tensor, Y: Tensor, depth: int, most_work: int = MOST_WORK) -> Te
     (x, x_children), (y, y_children) = _counts(X), _counts(Y)
     if not 0 < x * y_children + y * x_children <= min(WORK_PER_PAIR * len(X) * len(Y), most_work):
         return None
-    source, target = Edges.of(X), Edges.of(Y)
+    source, target = TreeEdges.of(X), TreeEdges.of(Y)
     a, b = source.values, target.values
     agree = ((a @ b.T).clamp_min(0.0) / torch.maximum(a.square().sum(1)[:, None], b.square().sum(1))) ** SHARPENED
     m = agree
     for _ in range(depth):
-        last, m = m, agree * (1 + _matched(m, source.beyond, target.beyond)).clamp_min(0.0)
+        last, m = m, agree * (1 + _match_subtrees(m, source.beyond, target.beyond)).clamp_min(0.0)
         if torch.equal(last, m):
             break
-    return _matched(m, source.into, target.into)
+    return _match_subtrees(m, source.into, target.into)
 
 
-def _matched(m: Tensor, x: Families, y: Families) -> Tensor:
+def _match_subtrees(m: Tensor, x: Families, y: Families) -> Tensor:
     """Sums of messages over matched children (parents of x, parents of y), less how many stay alone."""
     found = torch.minimum(x.sums @ y.best(m.T).T, (y.sums @ x.best(m).T).T)
     return found - (x.sizes[:, None] - y.sizes).abs()
 
 
-def _joined(D: Tensor) -> Tensor:
+def _join_lists(D: Tensor) -> Tensor:
     """Whether there is an edge between two nodes (N, N)."""
     return ((D != 0) | (D.T != 0)).fill_diagonal_(False)
 
 
 def _counts(D: Tensor) -> tuple[int, int]:
     """Directed edges, and pairs of one and of another that comes after it without turning back."""
-    degrees = _joined(D).sum(1)
+    degrees = _join_lists(D).sum(1)
     return int(degrees.sum()), int((degrees * (degrees - 1)).sum())

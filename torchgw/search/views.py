@@ -62,7 +62,7 @@ def count_entries(D: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Graph:
+class GraphViews:
     """A space as a graph.
 
     D : its entries (N, N), scaled, float32.
@@ -77,7 +77,7 @@ class Graph:
     counted: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, space: DistanceProvider, mass: Tensor) -> Graph:
+    def of(cls, space: DistanceProvider, mass: Tensor) -> GraphViews:
         """All rows of a space, and its masses (N,)."""
         D = space.rows(torch.arange(space.size, device=mass.device))
         return cls(D.to(mass.dtype), mass / mass.sum())
@@ -183,17 +183,17 @@ class Graph:
         return torch.cat(found, 1)
 
 
-View: TypeAlias = Callable[[Graph, Graph, Watch], Tensor | None]
+View: TypeAlias = Callable[[GraphViews, GraphViews, Watch], Tensor | None]
 """A plan (N, K) of mass one between two graphs, None where it says nothing of such graphs or takes too long."""
 
 
-def product_plan(x: Graph, y: Graph, watch: Watch) -> Tensor:
+def product_plan(x: GraphViews, y: GraphViews, watch: Watch) -> Tensor:
     """All matches alike."""
     return x.mass[:, None] * y.mass
 
 
 def by_features(
-    x: Graph, y: Graph, watch: Watch, features: Callable[[Graph], Tensor], relative: bool = False
+    x: GraphViews, y: GraphViews, watch: Watch, features: Callable[[GraphViews], Tensor], relative: bool = False
 ) -> Tensor:
     """Points of near features (., d) matched; ``relative`` ones count by their spread, each for itself."""
     u, v = features(x), features(y)
@@ -205,7 +205,7 @@ def by_features(
     return plan_of(relative_cost(u, v, product_plan(x, y, watch)), x.mass, y.mass)
 
 
-def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tensor]) -> Tensor:
+def by_matrices(x: GraphViews, y: GraphViews, watch: Watch, matrix: Callable[[GraphViews], Tensor]) -> Tensor:
     """Where proximal steps take the product plan on other distances of the same points."""
     X, Y, p, q = matrix(x), matrix(y), x.mass, y.mass
     loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.directed), p[:, None] * q
@@ -215,7 +215,7 @@ def by_matrices(x: Graph, y: Graph, watch: Watch, matrix: Callable[[Graph], Tens
     return flush_small(proximal_steps(score, product.log2(), p, q, epsilon_levels(unit), watch).exp2_())
 
 
-def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:
+def by_spectra(x: GraphViews, y: GraphViews, watch: Watch, width: float) -> Tensor:
     """Points matched by sum_kl <u_k, 1> <v_l, 1> u_k v_l^T / ((a_k - b_l)^2 + width^2) of both spectra (a, u), (b, v),
     in which no sign of an eigenvector matters."""
     (a, U), (b, V) = x.spectrum, y.spectrum
@@ -225,7 +225,7 @@ def by_spectra(x: Graph, y: Graph, watch: Watch, width: float) -> Tensor:
     return plan_of(cost / (cost * product_plan(x, y, watch)).sum().clamp_min(1e-30), x.mass, y.mass)
 
 
-def by_subtrees(x: Graph, y: Graph, watch: Watch, depth: int) -> Tensor | None:
+def by_subtrees(x: GraphViews, y: GraphViews, watch: Watch, depth: int) -> Tensor | None:
     """Points matched by what the trees around them have in common."""
     found = likeness(x.contrast, y.contrast, depth) if x.sparse and y.sparse else None
     if found is None:
@@ -234,12 +234,12 @@ def by_subtrees(x: Graph, y: Graph, watch: Watch, depth: int) -> Tensor | None:
     return plan_of(missing / SHARPNESS, x.mass, y.mass)
 
 
-def hop_quantiles(x: Graph) -> Tensor:
+def hop_quantiles(x: GraphViews) -> Tensor:
     """The distribution of hops from each point (N, .)."""
     return quantiles(x.hops, x.mass, N_QUANTILES)
 
 
-def heat_quantiles(x: Graph, time: float) -> Tensor:
+def heat_quantiles(x: GraphViews, time: float) -> Tensor:
     """The distribution over all points of the heat from each (N, .), and of that to each where these differ."""
     heat = x.heat(time)
     ways = (heat, heat.T) if x.directed else (heat,)
@@ -248,7 +248,7 @@ def heat_quantiles(x: Graph, time: float) -> Tensor:
 
 VIEWS: dict[str, View] = {
     "product plan": product_plan,
-    "statistics": partial(by_features, features=Graph.statistics, relative=True),
+    "statistics": partial(by_features, features=GraphViews.statistics, relative=True),
     "distributions of hops": partial(by_features, features=hop_quantiles),
     **{
         f"distributions of heat, time {t:g}": partial(by_features, features=partial(heat_quantiles, time=t))
@@ -257,7 +257,7 @@ VIEWS: dict[str, View] = {
     **{f"spectra, width {width:g}": partial(by_spectra, width=width) for width in WIDTHS},
     **{f"subtrees of depth {depth}": partial(by_subtrees, depth=depth) for depth in DEPTHS},
     "hops": partial(by_matrices, matrix=lambda x: x.hops),
-    **{f"heat, time {time:g}": partial(by_matrices, matrix=partial(Graph.heat, time=time)) for time in TIMES},
+    **{f"heat, time {time:g}": partial(by_matrices, matrix=partial(GraphViews.heat, time=time)) for time in TIMES},
 }
 # For few points: own steps by full matrices, and what differs little from others.
 COSTLY = frozenset(

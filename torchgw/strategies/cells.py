@@ -19,8 +19,8 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of, moments_of, weights_of
 from torchgw.objective.sampled import Control
 from torchgw.runtime.threads import threads_for
-from torchgw.search.basins import listed
-from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_cells, sampled_cost_of_cells, under
+from torchgw.search.basins import list_basins
+from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_cells, sampled_cost_of_cells, with_mean_squares
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
@@ -91,7 +91,7 @@ def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tenso
         groups = problem.model.groups
         if groups is not None:
             cells = cells.split(groups[axis])
-    return side.coarsened(cells, matrix=cells.count <= STORED_CELLS)
+    return side.coarsen(cells, matrix=cells.count <= STORED_CELLS)
 
 
 def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...], dict[str, float]]:
@@ -105,7 +105,7 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
             candidates, reference = where_to_start(small)
             searched = time.perf_counter()
             solution, candidates = solve_contenders(small, candidates)
-        return solution, () if reference is None else listed(small, candidates, reference), searched - began
+        return solution, () if reference is None else list_basins(small, candidates, reference), searched - began
 
     solution, basins, searched = problem.run_on_first(search)
     return solution, basins, {"search": searched, "solve": time.perf_counter() - began - searched}
@@ -153,7 +153,10 @@ def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y
     rows, columns = small.marginals_of(coupling)
     mass = rows.sum()
     if not model.has_hard_marginals:
-        sides = under(problem.x, x.cells, rows / mass), under(problem.y, y.cells, columns / mass)
+        sides = (
+            with_mean_squares(problem.x, x.cells, rows / mass),
+            with_mean_squares(problem.y, y.cells, columns / mass),
+        )
     if problem.factored:
         cost = cost_of_cells(coupling, mass, (x.means, y.means), (sides[0].control, sides[1].control))
     else:

@@ -18,8 +18,8 @@ from torchgw.objective.certify import certify, read_dense_plan
 from torchgw.objective.exact import ExactGradient, ensure_products
 from torchgw.objective.sampled import NOTHING, restore_memory
 from torchgw.runtime.transfer import fetched
-from torchgw.search.anneal import NEAR, stands_out
-from torchgw.search.basins import basins_of_plans, find_basins, listed
+from torchgw.search.anneal import NEAR, is_clear_minimum
+from torchgw.search.basins import basins_of_plans, find_basins, list_basins
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
@@ -128,7 +128,7 @@ def _begun(problem: StoredProblem) -> Begun:
     candidates, reference = where_to_start(problem)
     searched = time.perf_counter() - began
     solution, candidates = solve_contenders(problem, candidates)
-    basins = () if reference is None else listed(problem, candidates, reference)
+    basins = () if reference is None else list_basins(problem, candidates, reference)
     return Begun(solution, searched, basins)
 
 
@@ -171,9 +171,9 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     others = ends_by_form(problem, starts, plans, init is None or few)
     end = min([found[0][0], *others], key=lambda each: each.energy)
     if end is not found[0][0]:  # which no start of the search led to
-        found = [(end, replace(_settled(found[0][1], end), count=0, origin=OTHERS, passed=())), *found]
+        found = [(end, replace(_settled(found[0][1], end), count=0, origin=OTHERS, rejected=())), *found]
     candidates = [*(candidate for _, candidate in found), *rest]
-    return Begun(end, searched, () if reference is None else listed(problem, candidates, reference))
+    return Begun(end, searched, () if reference is None else list_basins(problem, candidates, reference))
 
 
 def _ends_of_leads(
@@ -197,7 +197,7 @@ def _ends_of_leads(
             else:  # a sharp plan of another model is better gone down from than one that is blurred
                 part = sharpened_by_form(lead, first, lead)
                 end = ends_by_form(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
-        best = candidates[0] if own else replace(candidates[0], passed=())  # whose energies are others
+        best = candidates[0] if own else replace(candidates[0], rejected=())  # whose energies are others
         found.append((end, _settled(best, end)))
         rest += candidates[1:] if own else []
         problem = replace(problem, watch=problem.watch.silent())
@@ -246,34 +246,43 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     slack = TINY * problem.unit  # energies are known no better
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
     pairs = len(problem.p) * len(problem.q)
-    small = problem.has_no_entropy and pairs <= (ANNEALED_BASINS_PAIRS if best.annealed else SHARP_BASINS_PAIRS)
+    small = problem.has_no_entropy and pairs <= (
+        ANNEALED_BASINS_PAIRS if best.has_annealed_plan else SHARP_BASINS_PAIRS
+    )
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
-    if best.annealed and not small:  # how low a plan leads, its own energy hardly says
-        left = [c for c in candidates[:RACED] if c.near and c.energy <= NEAR * best.energy + slack]
+    if best.has_annealed_plan and not small:  # how low a plan leads, its own energy hardly says
+        left = [c for c in candidates[:RACED] if c.selected and c.energy <= NEAR * best.energy + slack]
         contenders, beaten = _raced(problem, left) if pairs <= COMPARED_PAIRS else (left, [])
         best, others = contenders[0], [*contenders[1:], *beaten, *candidates[len(left) :]]
-    if best.ended:  # by a descent that the others had as well
-        contenders = [best, *(c for c in tied[:most] if not c.ended)]
-    elif problem.has_no_entropy and best.level != "given" and pairs <= (FEW_PAIRS if best.annealed else PRODUCT_PAIRS):
-        contenders += product_starts(problem)[-1 if best.annealed else 0 :]
+    if best.is_local_optimum:  # by a descent that the others had as well
+        contenders = [best, *(c for c in tied[:most] if not c.is_local_optimum)]
+    elif (
+        problem.has_no_entropy
+        and best.level != "given"
+        and pairs <= (FEW_PAIRS if best.has_annealed_plan else PRODUCT_PAIRS)
+    ):
+        contenders += product_starts(problem)[-1 if best.has_annealed_plan else 0 :]
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 restore_memory(problem.gradient, NOTHING)
-            taken = descend_sharply if best.annealed else solver
+            taken = descend_sharply if best.has_annealed_plan else solver
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
-    alone = best.annealed and stands_out(sorted(c.energy for c in (best, *others)), NEAR)
-    if best.annealed and not (alone or problem.watch.cut()):
+    alone = best.has_annealed_plan and is_clear_minimum(sorted(c.energy for c in (best, *others)), NEAR)
+    if best.has_annealed_plan and not (alone or problem.watch.cut()):
         lowest = min(range(len(ends)), key=lambda i: ends[i].energy)
         start = replace(contenders[lowest].start, plan=None)
         further = problem.stage("further", partial(solve_sharply, problem, start))
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
-    settled = [replace(_settled(c, end), ended=problem.has_no_entropy) for c, end in zip(contenders, ends, strict=True)]
+    settled = [
+        replace(_settled(c, end), is_local_optimum=problem.has_no_entropy)
+        for c, end in zip(contenders, ends, strict=True)
+    ]
     model, minimised = problem.model, [end.energy for end in ends]
     if model.epsilon > 0 and len(ends) > 1:
         entropies = fetched(*(model.entropy_term(end.plan, model.epsilon) for end in ends))
@@ -289,13 +298,13 @@ def _raced(
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Candidates after a conditional gradient from the plans that they bring: those that are ``nearly`` as low as the
     lowest, that one first, and the others."""
-    annealed, quiet, raced = candidates[0].annealed, replace(problem, watch=problem.watch.silent()), []
+    annealed, quiet, raced = candidates[0].has_annealed_plan, replace(problem, watch=problem.watch.silent()), []
     for position, candidate in enumerate(candidates):
         if position and problem.watch.cut():
             break
         end = quiet.stage(f"race-{position}", partial(first_step, quiet, candidate.start))
         start, energy = replace(candidate.start, plan=end.plan.to(problem.masses[0])), max(end.value, 0.0)
-        found = replace(candidate, start=start, energy=energy, matching=end.plan.argmax(1), annealed=annealed)
+        found = replace(candidate, start=start, energy=energy, matching=end.plan.argmax(1), has_annealed_plan=annealed)
         raced.append(replace(found, level="full"))
     raced.sort(key=lambda c: c.energy)
     near = sum(c.energy <= nearly * raced[0].energy + TINY * problem.unit for c in raced)

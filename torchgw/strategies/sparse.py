@@ -19,9 +19,9 @@ from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
 from torchgw.objective.sparse import SparseObjective
 from torchgw.search.anneal import SAME_PLAN
-from torchgw.search.candidate import as_low
+from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
-from torchgw.search.graph_matching import matched, of_pairs
+from torchgw.search.graph_matching import match_nodes, of_pairs
 from torchgw.search.sparse_basins import SparseEnd, search_sparsely
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
@@ -98,7 +98,7 @@ def _basins(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ...]:
     for end in ends:
         for group in groups:
             otherwise = float(p @ (end.matching != group[0].matching).numpy()) / p.sum()
-            if as_low(end.value, group[0].value, unit) and otherwise <= SAME_PLAN / 2:
+            if is_as_low(end.value, group[0].value, unit) and otherwise <= SAME_PLAN / 2:
                 group.append(end)
                 break
         else:
@@ -137,5 +137,5 @@ def _start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tu
         given = asked.init.double().cpu().numpy()
         plan = csr_array(given / given.sum())
     else:
-        plan = matched(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.cut)
+        plan = match_nodes(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.cut)
     return SparseCoupling.of(complete_marginals(plan, problem.p, problem.q), torch.device("cpu")), basins
