@@ -401,8 +401,8 @@ MECHANISMS = (
     Mechanism(
         "start-one-pair",
         "Total variation also begins at the one pair that saves most.",
-        (dense.alone_by_form, sharp.alone_by_form, model_form.ModelForm.best_single_pair),
-        (Switch(sharp.alone_by_form, _of_product),),
+        (dense.single_pair_plan, sharp.single_pair_plan, model_form.ModelForm.best_single_pair),
+        (Switch(sharp.single_pair_plan, _of_product),),
         STARTS,
     ),
     # Views of graphs.
@@ -610,7 +610,7 @@ MECHANISMS = (
             assignment.AssignmentProblem.improve_by_exchanges,
             assignment._exchange_gains,
             assignment._exchange_gain,
-            sharp._exchanged,
+            sharp._exchange_matches,
             sharp._exchanged_further,
         ),
         (
@@ -633,8 +633,8 @@ MECHANISMS = (
     Mechanism(
         "race",
         "After one step on all points, only candidates nearly as low as the lowest go on.",
-        (dense._raced, sharp.first_step),
-        (Switch(dense._raced, _all_of_them, lambda given, named, result: len(given[1]) > 1),),
+        (dense._rank_after_one_step, sharp.first_step),
+        (Switch(dense._rank_after_one_step, _all_of_them, lambda given, named, result: len(given[1]) > 1),),
         MULTISTART,
         True,
     ),
@@ -663,8 +663,8 @@ MECHANISMS = (
     Mechanism(
         "annealing",
         "Epsilon is annealed down in several steps before conditional gradients.",
-        (sharp._annealed,),
-        (constant(sharp, "FALL", 1.0), seen(sharp._annealed, lambda given, named, result: given[4] > 0)),
+        (sharp._anneal,),
+        (constant(sharp, "FALL", 1.0), seen(sharp._anneal, lambda given, named, result: given[4] > 0)),
         EPSILON,
     ),
     Mechanism(
@@ -777,23 +777,27 @@ MECHANISMS = (
     Mechanism(
         "sharpening",
         "An entropic solve by default ends without entropy, from its plan.",
-        (sharp.sharpened,),
-        (Switch(sharp.sharpened, same(1), lambda given, named, result: result is not given[1]),),
+        (sharp.sharpen,),
+        (Switch(sharp.sharpen, same(1), lambda given, named, result: result is not given[1]),),
         "methods/unregularized.py",
     ),
     # Entropic solves.
     Mechanism(
         "continuation",
         "An epsilon that is left to the solve falls while that sharpens the plan.",
-        (continuation.continued, continuation.blur),
-        (Switch(continuation.continued, _first_step_of_path, lambda given, named, result: len(result.path) > 1),),
+        (continuation.continue_in_epsilon, continuation.blur),
+        (
+            Switch(
+                continuation.continue_in_epsilon, _first_step_of_path, lambda given, named, result: len(result.path) > 1
+            ),
+        ),
         EPSILON,
     ),
     Mechanism(
         "saddle-check",
         "A stationary plan that is a saddle is left along its negative curvature.",
         (escape,),
-        (never(escape.is_looked_at),),
+        (never(escape.should_check_saddle),),
         "methods/dense.py",
     ),
     Mechanism(
@@ -827,7 +831,7 @@ MECHANISMS = (
     Mechanism(
         "leading-gradient",
         "Leading factors of stored distances have the gradient while products take long.",
-        (leading.SurrogateGradient, leading.compute_surrogate_factors, smooth._corrected),
+        (leading.SurrogateGradient, leading.compute_surrogate_factors, smooth._correct_factors),
         (never((problem, "should_use_surrogate")),),
         FACTORS,
         True,
@@ -836,7 +840,7 @@ MECHANISMS = (
         "leading-spaces",
         "Spaces without factors stream between leading factors.",
         (led,),
-        (none(led.led),),
+        (none(led.make_surrogate),),
         FACTORS,
         True,
         "kinds",
@@ -844,7 +848,7 @@ MECHANISMS = (
     Mechanism(
         "corrections",
         "The gradient of leading factors is corrected to the exact one where it ends.",
-        (smooth._corrected,),
+        (smooth._correct_factors,),
         (
             constant(sharp, "CORRECTIONS", 0),
             constant(smooth, "CORRECTIONS", 0),

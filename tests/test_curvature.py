@@ -400,7 +400,7 @@ def test_a_plan_in_parts_has_a_curvature() -> None:
 def test_a_way_that_fails_does_not_cost_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     _, X, init = symmetric_starts(0)[0]
     asked: dict[str, Any] = {"distances": "euclidean", "epsilon": 0.01, "init": init, "random_state": 0}
-    best, solve, failed = quietly(gw_align, X, X, **asked), escape.solve_smoothly, []
+    best, solve, failed = quietly(gw_align, X, X, **asked), escape.solve_entropic, []
 
     def first_fails(*given: Any) -> Any:
         if not failed:
@@ -408,7 +408,7 @@ def test_a_way_that_fails_does_not_cost_the_plan(monkeypatch: pytest.MonkeyPatch
             raise FloatingPointError("potentials are no numbers")
         return solve(*given)
 
-    monkeypatch.setattr(escape, "solve_smoothly", first_fails)
+    monkeypatch.setattr(escape, "solve_entropic", first_fails)
     other = quietly(gw_align, X, X, **asked)
     assert other.escapes > 0
     assert other.value == pytest.approx(best.value, rel=0.05)
@@ -418,7 +418,7 @@ def test_a_way_that_fails_does_not_cost_the_plan(monkeypatch: pytest.MonkeyPatch
 def test_no_escape_leads_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The objective as it is written down, of a saddle and of what it led to."""
     seen: list[tuple[float, float, int]] = []
-    look = dense.escaped
+    look = dense.escape_saddle
 
     def followed(problem: Any, solution: Any, spaces: Any) -> Any:
         found = look(problem, solution, spaces)
@@ -427,7 +427,7 @@ def test_no_escape_leads_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((*values, found.escapes))
         return found
 
-    monkeypatch.setattr(dense, "escaped", followed)
+    monkeypatch.setattr(dense, "escape_saddle", followed)
     for _, X, init in symmetric_starts(0)[:3]:
         quietly(gw_align, X, X, distances="euclidean", epsilon=0.01, init=init, marginals=MODELS[name])
     assert len(seen) >= 2

@@ -202,8 +202,8 @@ def test_what_streamed_is_not_lost_when_it_is_stopped(first: str, monkeypatch: p
 
 
 def test_a_higher_sharp_end_is_not_taken(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sharp.solve_sharply
-    monkeypatch.setattr(sharp, "solve_sharply", lambda *given: replace(made(*given), energy=1.0))
+    made = sharp.solve_without_entropy
+    monkeypatch.setattr(sharp, "solve_without_entropy", lambda *given: replace(made(*given), energy=1.0))
     result, _ = solved(2)
     assert result.epsilon > 0
     assert [step.epsilon for step in result.path] == [result.epsilon]
@@ -309,7 +309,7 @@ def test_between_many_points_a_doubt_is_looked_into(
     for name in ("_settled", "_bred", "by_product", "by_distributions"):
         counted(basins, name)
     counted(rung.WeightedLevel, "_by_modes")
-    counted(sharp, "_annealed")
+    counted(sharp, "_anneal")
     rng = np.random.default_rng(1)
     half = rng.normal(size=(210, d)) * np.linspace(2, 1, d)
     half[:, 0] = np.abs(half[:, 0])

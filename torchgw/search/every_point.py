@@ -7,7 +7,7 @@ The objective of such a plan is that of a plan between cells, with the means of 
 standing for others, as it is with landmarks, and the plan is sharp enough for conditional gradients to begin from. What
 annealing on all points forgets on its way, a basin that is narrow beside few far points, cells keep.
 
-The lowest ends on all points are those of `torchgw.strategies.dense.solve_contenders`: one step from each plan, all of
+The lowest ends on all points are those of `torchgw.strategies.dense.refine_candidates`: one step from each plan, all of
 them from those that are then about as low, and of the lowest, annealed further, from its potentials; between few points
 also from the product plan.
 """

@@ -25,7 +25,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.spaces.hierarchy import Cells, bisect
-from torchgw.strategies.dense import solve_contenders, where_to_start
+from torchgw.strategies.dense import refine_candidates, where_to_start
 from torchgw.types import Coupling
 
 STORED_CELLS = 4096
@@ -49,12 +49,12 @@ class StreamedProblem(Problem):
         return self.x.control, self.y.control
 
     @property
-    def factored(self) -> bool:
+    def has_factors(self) -> bool:
         """Whether both spaces have factors of their own."""
         return self.x.exact and self.y.exact
 
 
-def streamed(problem: Problem) -> StreamedProblem:
+def make_streamed_problem(problem: Problem) -> StreamedProblem:
     """The problem with factors and first cells."""
     options, dtype = problem.options, loop_dtype(problem.options.mixed_precision)
     x, y = (
@@ -67,14 +67,14 @@ def streamed(problem: Problem) -> StreamedProblem:
     if linear is not None:
         features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
     first, second = (
-        cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halved(len(side.mass)), FEWEST)))
+        cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halve_cells(len(side.mass)), FEWEST)))
         for axis, (side, own) in enumerate(zip((x, y), features, strict=True))
     )
     kernels = problem.kernels.share(x.ranks)
     return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
 
 
-def _halved(n: int) -> int:
+def _halve_cells(n: int) -> int:
     """The largest power of two up to n / 2, as cells are halved: at least two points for each."""
     return 1 << max(n // 2, 1).bit_length() - 1
 
@@ -104,7 +104,7 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
         with threads_for(x.cells.count * y.cells.count):
             candidates, reference = where_to_start(small)
             searched = time.perf_counter()
-            solution, candidates = solve_contenders(small, candidates)
+            solution, candidates = refine_candidates(small, candidates)
         return solution, () if reference is None else list_basins(small, candidates, reference), searched - began
 
     solution, basins, searched = problem.run_on_first(search)
@@ -157,7 +157,7 @@ def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y
             with_mean_squares(problem.x, x.cells, rows / mass),
             with_mean_squares(problem.y, y.cells, columns / mass),
         )
-    if problem.factored:
+    if problem.has_factors:
         cost = cost_of_cells(coupling, mass, (x.means, y.means), (sides[0].control, sides[1].control))
     else:
         assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"

@@ -41,7 +41,7 @@ MOVED = 0.01  # of the mass, whose match a step must have changed likewise
 Solve = Callable[[StoredProblem, WarmStart, History], Solution]
 
 
-def continued(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> Solution:
+def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> Solution:
     """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
     p, solution = problem.p, first
     path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)

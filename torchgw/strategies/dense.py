@@ -28,18 +28,18 @@ from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, run_f
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
-from torchgw.strategies.continuation import continued
-from torchgw.strategies.escape import SecondOrder, escaped, is_looked_at
+from torchgw.strategies.continuation import continue_in_epsilon
+from torchgw.strategies.escape import SecondOrder, escape_saddle, should_check_saddle
 from torchgw.strategies.sharp import (
-    alone_by_form,
-    descend_sharply,
-    ends_by_form,
+    descend_model,
+    descend_without_entropy,
     first_step,
-    sharpened,
-    sharpened_by_form,
-    solve_sharply,
+    sharpen,
+    sharpen_model,
+    single_pair_plan,
+    solve_without_entropy,
 )
-from torchgw.strategies.smooth import solve_smoothly
+from torchgw.strategies.smooth import solve_entropic
 
 logger = logging.getLogger("torchgw")
 
@@ -54,7 +54,7 @@ OTHERS = "product plan, random plans or one pair"
 
 
 @dataclass(frozen=True)
-class Begun:
+class InitialSolution:
     """A first solution between all points, its plan stored.
 
     solution : how it ended, with its own energy.
@@ -70,7 +70,9 @@ class Begun:
 
 
 def solve_dense(
-    asked: Problem, streamed: CertifiedSolution | None = None, begin: Callable[[StoredProblem], Begun] | None = None
+    asked: Problem,
+    streamed: CertifiedSolution | None = None,
+    begin: Callable[[StoredProblem], InitialSolution] | None = None,
 ) -> CertifiedSolution:
     """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by default a search on all
     points; one that was ``streamed`` only ends here, and comes back as it is where nothing lower is found."""
@@ -86,27 +88,34 @@ def solve_dense(
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     ladder: tuple[Rung, ...] = ()
     if streamed is None:
-        begun = (begin or (_begun if asked.model.is_standard or not asked.has_no_entropy else _begun_by_form))(problem)
+        begun = (
+            begin
+            or (
+                _search_and_descend
+                if asked.model.is_standard or not asked.has_no_entropy
+                else _search_and_descend_model
+            )
+        )(problem)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
-            solution = continued(problem, solution, time.perf_counter() - searched, solve_smoothly)
+            solution = continue_in_epsilon(problem, solution, time.perf_counter() - searched, solve_entropic)
     else:
         solution, searched, basins = streamed, began, streamed.basins
     if asked.sharpens:
-        solution = sharpened(problem, solution)
+        solution = sharpen(problem, solution)
     if solution is streamed:
         return streamed
     model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
     second = SecondOrder(solution)
-    if is_looked_at(problem, solution, model.epsilon):
-        second = escaped(problem.with_epsilon(model.epsilon), solution, (wide[0], wide[1]))
+    if should_check_saddle(problem, solution, model.epsilon):
+        second = escape_saddle(problem.with_epsilon(model.epsilon), solution, (wide[0], wide[1]))
     solution, solved = second.solution, time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
     found = read_dense_plan(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
     if second.escapes and basins:
-        basins = (_led_to(basins[0], stored, values.total), *basins[1:])
+        basins = (_basin_past_saddle(basins[0], stored, values.total), *basins[1:])
     return solution.with_certificate(
         stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
@@ -122,17 +131,17 @@ def solve_dense(
     )
 
 
-def _begun(problem: StoredProblem) -> Begun:
+def _search_and_descend(problem: StoredProblem) -> InitialSolution:
     """The lowest end of what a search on all points found."""
     began = time.perf_counter()
     candidates, reference = where_to_start(problem)
     searched = time.perf_counter() - began
-    solution, candidates = solve_contenders(problem, candidates)
+    solution, candidates = refine_candidates(problem, candidates)
     basins = () if reference is None else list_basins(problem, candidates, reference)
-    return Begun(solution, searched, basins)
+    return InitialSolution(solution, searched, basins)
 
 
-def _begun_by_form(problem: StoredProblem) -> Begun:
+def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
     """The lowest end by the objective of any model, from where searches by its leads come to; from the plan that was
     given, or the product plan annealed and, up to a million pairs, as it is; between few points from random plans; and
     by total variation from a single pair."""
@@ -154,9 +163,9 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
             reference = led[1]
     searched = time.perf_counter() - began
     if between:
-        found, rest = _ends_of_raced(problem, between)
+        found, rest = _descend_best(problem, between)
     else:
-        found, rest, reference, searched = _ends_of_leads(problem, leads if init is None else leads[:1])
+        found, rest, reference, searched = _descend_surrogates(problem, leads if init is None else leads[:1])
     starts, plans, product = list[WarmStart](), list[tuple[Tensor, bool]](), p[:, None] * q
     if init is not None and init.is_floating_point():
         plans = [(init.to(p), True)]
@@ -166,17 +175,17 @@ def _begun_by_form(problem: StoredProblem) -> Begun:
     if init is None and few and model.alpha > 0:
         plans += [(plan, False) for plan in random_plans(product, RANDOM_PLANS, problem.generator)]
     if model.marginals.varied:
-        plans.append((alone_by_form(problem), True))
+        plans.append((single_pair_plan(problem), True))
     found.sort(key=lambda each: each[0].energy)
-    others = ends_by_form(problem, starts, plans, init is None or few)
+    others = descend_model(problem, starts, plans, init is None or few)
     end = min([found[0][0], *others], key=lambda each: each.energy)
     if end is not found[0][0]:  # which no start of the search led to
-        found = [(end, replace(_settled(found[0][1], end), count=0, origin=OTHERS, rejected=())), *found]
+        found = [(end, replace(_with_end(found[0][1], end), count=0, origin=OTHERS, rejected=())), *found]
     candidates = [*(candidate for _, candidate in found), *rest]
-    return Begun(end, searched, () if reference is None else list_basins(problem, candidates, reference))
+    return InitialSolution(end, searched, () if reference is None else list_basins(problem, candidates, reference))
 
 
-def _ends_of_leads(
+def _descend_surrogates(
     problem: StoredProblem, leads: list[StoredProblem]
 ) -> tuple[list[tuple[Solution, Candidate]], list[Candidate], Landmarks | None, float]:
     """Ends of the best that a search with entropy finds by each lead, with their candidates; what else it found of the
@@ -191,47 +200,47 @@ def _ends_of_leads(
             blurred, began = lead.with_epsilon(lead.epsilon), time.perf_counter()
             candidates, reference = where_to_start(blurred)
             seconds += time.perf_counter() - began
-            first, candidates = solve_contenders(blurred, candidates)
+            first, candidates = refine_candidates(blurred, candidates)
             if own or problem.model.marginals.varied:
-                end = sharpened_by_form(problem, first, lead)
+                end = sharpen_model(problem, first, lead)
             else:  # a sharp plan of another model is better gone down from than one that is blurred
-                part = sharpened_by_form(lead, first, lead)
-                end = ends_by_form(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
+                part = sharpen_model(lead, first, lead)
+                end = descend_model(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
         best = candidates[0] if own else replace(candidates[0], rejected=())  # whose energies are others
-        found.append((end, _settled(best, end)))
+        found.append((end, _with_end(best, end)))
         rest += candidates[1:] if own else []
         problem = replace(problem, watch=problem.watch.silent())
     return found, rest, reference, seconds
 
 
-def _ends_of_raced(
+def _descend_best(
     problem: StoredProblem, candidates: list[Candidate]
 ) -> tuple[list[tuple[Solution, Candidate]], list[Candidate]]:
     """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others where their
     energies are of the same objective."""
-    raced, beaten = _raced(problem, [c for c in candidates if c.start.plan is not None], FORMS_NEARLY)
+    raced, beaten = _rank_after_one_step(problem, [c for c in candidates if c.start.plan is not None], FORMS_NEARLY)
     ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.silent())
     for position, candidate in enumerate(raced[:FORM_ENDS]):
         if position == 0 or not problem.watch.cut():
-            end = problem.stage(f"descend-{position}", partial(descend_sharply, problem, candidate.start))
-            ends.append((end, _settled(candidate, end)))
+            end = problem.stage(f"descend-{position}", partial(descend_without_entropy, problem, candidate.start))
+            ends.append((end, _with_end(candidate, end)))
         problem = quiet
     rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
     return ends, [] if problem.model.marginals.varied else rest
 
 
-def _led_to(basin: Basin, end: DenseCoupling, energy: float) -> Basin:
+def _basin_past_saddle(basin: Basin, end: DenseCoupling, energy: float) -> Basin:
     """In place of a saddle, the basin of the plan that it led to, and the starts of the search by it."""
     return replace(basin, energy=max(energy, 0.0), origin=SADDLE, matching=end.argmax(1))
 
 
-def _settled(candidate: Candidate, end: Solution) -> Candidate:
+def _with_end(candidate: Candidate, end: Solution) -> Candidate:
     """A candidate with the energy and matching of the end that it led to."""
     matching = end.plan.argmax(1)
     return replace(candidate, energy=max(end.energy, 0.0), level="full", matching=matching)
 
 
-def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
+def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
     """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
 
     Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
@@ -241,7 +250,11 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     has had both; a search that brings plans has had that one too, between cells where points are many, and beyond
     20 x 20 points only what is nearly as low after one step is solved, and the lowest once more, annealed further.
     """
-    best, others, solver = candidates[0], candidates[1:], solve_sharply if problem.has_no_entropy else solve_smoothly
+    best, others, solver = (
+        candidates[0],
+        candidates[1:],
+        solve_without_entropy if problem.has_no_entropy else solve_entropic,
+    )
     near, most = (SHARP_TIE, 2) if problem.has_no_entropy else (NEAR_TIE, 1)
     slack = TINY * problem.unit  # energies are known no better
     tied = [c for c in others if c.level == best.level == "full" and c.energy <= near * best.energy + slack]
@@ -252,7 +265,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     contenders = [best, *(others if small or best.level == "given" else tied[:most])]
     if best.has_annealed_plan and not small:  # how low a plan leads, its own energy hardly says
         left = [c for c in candidates[:RACED] if c.selected and c.energy <= NEAR * best.energy + slack]
-        contenders, beaten = _raced(problem, left) if pairs <= COMPARED_PAIRS else (left, [])
+        contenders, beaten = _rank_after_one_step(problem, left) if pairs <= COMPARED_PAIRS else (left, [])
         best, others = contenders[0], [*contenders[1:], *beaten, *candidates[len(left) :]]
     if best.is_local_optimum:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.is_local_optimum)]
@@ -268,7 +281,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
         if position == 0 or not problem.watch.cut():
             if position:  # anchors of another basin
                 restore_memory(problem.gradient, NOTHING)
-            taken = descend_sharply if best.has_annealed_plan else solver
+            taken = descend_without_entropy if best.has_annealed_plan else solver
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
@@ -276,11 +289,11 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     if best.has_annealed_plan and not (alone or problem.watch.cut()):
         lowest = min(range(len(ends)), key=lambda i: ends[i].energy)
         start = replace(contenders[lowest].start, plan=None)
-        further = problem.stage("further", partial(solve_sharply, problem, start))
+        further = problem.stage("further", partial(solve_without_entropy, problem, start))
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
     settled = [
-        replace(_settled(c, end), is_local_optimum=problem.has_no_entropy)
+        replace(_with_end(c, end), is_local_optimum=problem.has_no_entropy)
         for c, end in zip(contenders, ends, strict=True)
     ]
     model, minimised = problem.model, [end.energy for end in ends]
@@ -293,7 +306,7 @@ def solve_contenders(problem: StoredProblem, candidates: list[Candidate]) -> tup
     return ends[order[0]], [settled[order[0]], *rest]
 
 
-def _raced(
+def _rank_after_one_step(
     problem: StoredProblem, candidates: list[Candidate], nearly: float = NEARLY
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Candidates after a conditional gradient from the plans that they bring: those that are ``nearly`` as low as the

@@ -29,7 +29,7 @@ from torchgw.solvers.hessian import hessian_of
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.strategies.smooth import solve_smoothly
+from torchgw.strategies.smooth import solve_entropic
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -60,7 +60,7 @@ class SecondOrder(NamedTuple):
     escapes: int = 0
 
 
-def is_looked_at(problem: StoredProblem, solution: Solution, epsilon: float) -> bool:
+def should_check_saddle(problem: StoredProblem, solution: Solution, epsilon: float) -> bool:
     """Whether a saddle is looked for: near plans with entropy that are stationary, where it costs little, or matters
     as the solve began from a plan; not from pairs, which choose among symmetries."""
     init, pairs = problem.init, len(problem.p) * len(problem.q)
@@ -72,7 +72,7 @@ def is_looked_at(problem: StoredProblem, solution: Solution, epsilon: float) -> 
     return bent and few and solution.status.converged and not problem.watch.cut()
 
 
-def escaped(
+def escape_saddle(
     problem: StoredProblem, solution: Solution, spaces: tuple[DistanceProvider, DistanceProvider]
 ) -> SecondOrder:
     """The solution of a problem with entropy, or the lower one that its saddle leads to; ``spaces`` in float64."""
@@ -93,7 +93,7 @@ def escaped(
         further = replace(quiet, options=replace(problem.options, stopping=stopping))
         bound = _objective(model, quadratic, solution) - LOWER * problem.unit
         for number, start in enumerate(_both_ways(further, solution, hessian, ends)):
-            descent = partial(solve_smoothly, further, start, solution.history.copy())
+            descent = partial(solve_entropic, further, start, solution.history.copy())
             try:
                 best = quiet.stage(f"escape-{escapes}-{number}", descent)
             except FloatingPointError as error:  # of this way alone: the plan that it began near is as good as before

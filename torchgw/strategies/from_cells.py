@@ -16,13 +16,13 @@ from torchgw.objective.model import mean_cost
 from torchgw.options import StoppingOptions
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.cells import on_points, solve_on_cells, streamed
-from torchgw.strategies.dense import Begun, solve_dense
-from torchgw.strategies.ladder import climbed
-from torchgw.strategies.smooth import finished
+from torchgw.strategies.cells import make_streamed_problem, on_points, solve_on_cells
+from torchgw.strategies.dense import InitialSolution, solve_dense
+from torchgw.strategies.ladder import climb_levels
+from torchgw.strategies.smooth import finish_solution
 
 
-def solve_stored(asked: Problem) -> CertifiedSolution:
+def solve_from_cells(asked: Problem) -> CertifiedSolution:
     """Solve with a stored plan, from cells where that pays."""
     return solve_dense(asked, begin=partial(_from_cells, asked) if _pays(asked) else None)
 
@@ -33,12 +33,14 @@ def _pays(asked: Problem) -> bool:
     return asked.curves and loose and not asked.has_no_entropy and asked.tol is None
 
 
-def _from_cells(asked: Problem, problem: StoredProblem) -> Begun:
+def _from_cells(asked: Problem, problem: StoredProblem) -> InitialSolution:
     with asked.watch.within("cells"):
-        between = streamed(asked)
+        between = make_streamed_problem(asked)
         first, basins, seconds = solve_on_cells(between)
-        state, solution = climbed(between, first, sum(seconds.values()))
-    found = finished(problem, solution, problem.options)
+        state, solution = climb_levels(between, first, sum(seconds.values()))
+    found = finish_solution(problem, solution, problem.options)
     plan, (p, q) = DenseCoupling(found.plan.to(problem.masses[0])), problem.masses
     energy = mean_cost(problem.gradient(plan, p), plan, p, q)
-    return Begun(replace(found, energy=float(energy)), seconds["search"], on_points(between, basins), state.rungs)
+    return InitialSolution(
+        replace(found, energy=float(energy)), seconds["search"], on_points(between, basins), state.rungs
+    )

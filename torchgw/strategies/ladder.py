@@ -175,10 +175,10 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
 
     def lift(solved: SolvedRung, done: Solution | None, last: Climb | None, began: float) -> Climb:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
-        f, g, residual, error = lifted(problem, solved)
+        f, g, residual, error = lift_state(problem, solved)
         whole = _complete(problem, solved.x, solved.y)
         if not problem.model.has_hard_marginals and not whole:
-            residual = max(residual, math.inf if last is None else _changed(problem, last, solved.score, f, g))
+            residual = max(residual, math.inf if last is None else _change_of_plan(problem, last, solved.score, f, g))
         told = Rung(
             cells=(solved.x.cells.count, solved.y.cells.count),
             residual=residual,
@@ -196,14 +196,14 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
             f=f,
             g=g,
             rungs=rungs,
-            exact=problem.factored or (last is not None and (last.exact or (whole and done is not None))),
+            exact=problem.has_factors or (last is not None and (last.exact or (whole and done is not None))),
             descent=first.status if last is None else last.descent if done is None else done.status,
         )
 
     def begin() -> Climb:
         began = time.perf_counter() - seconds
         cost = cost_on_points(problem, DenseCoupling(first.plan.to(x.means.dtype)), x, y)
-        return lift(_solved(problem, cost, x, y, g), first, None, began)
+        return lift(_solve_level(problem, cost, x, y, g), first, None, began)
 
     def step(state: Climb) -> tuple[Climb, None, Status | None]:
         last = state.rungs[-1]
@@ -218,7 +218,7 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     return state, status, history
 
 
-def climbed(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Solution]:
+def climb_levels(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Solution]:
     """Where the climb ends, and the same as a solution without its plan; a stage.
 
     Raises
@@ -238,7 +238,7 @@ def climbed(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[
     )
 
 
-def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, float, float]:
+def lift_state(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, float, float]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells; and the
     larger L1 marginal error of the plan at full size and its standard error.
 
@@ -252,13 +252,13 @@ def lifted(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, 
         for mass in model.masses
     ]
     cells = step.linear.A, step.linear.B, step.f, step.g
-    f, g, errors = _lifted(problem.kernels.local_kernel, model, step.ends, cells, labels, draws, problem.ranks)
+    f, g, errors = _lift_side(problem.kernels.local_kernel, model, step.ends, cells, labels, draws, problem.ranks)
     one, its_error, other, other_error = fetched(errors)[0].tolist()
     return f, g, *max((one, its_error), (other, other_error))
 
 
 @replayed()
-def _lifted(
+def _lift_side(
     kernel: Kernel,
     model: Model,
     ends: Ends,
@@ -308,7 +308,7 @@ def _marginal_errors(
     return torch.stack(found)
 
 
-def _changed(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
+def _change_of_plan(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
     """L1 change of the plan since the last rung, from the rows of up to 1000 points.
 
     Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
@@ -340,12 +340,12 @@ def _next(
     g = last.column.potential(kernel.bind(step.linear.A, last.B).softmin(step.f, 0))
     f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
-    complete, stored = _complete(problem, x, y), _stored(problem, x, y)
+    complete, stored = _complete(problem, x, y), _store_state(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
-    if x.space is None or y.space is None or not (stored or (not loose and (problem.factored or complete))):
-        return _solved(problem, step.cost, x, y, g), None
+    if x.space is None or y.space is None or not (stored or (not loose and (problem.has_factors or complete))):
+        return _solve_level(problem, step.cost, x, y, g), None
     cost = problem.model.average_cost(step.cost, x.cells, y.cells)
     assert cost is not None
     dtype = cost.U.dtype
@@ -365,29 +365,29 @@ def _next(
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = cost_on_points(problem, done.coupling, x, y)
-    return _solved(problem, cost, x, y, done.warm_start.g), done
+    return _solve_level(problem, cost, x, y, done.warm_start.g), done
 
 
-def _solved(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> SolvedRung:
+def _solve_level(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> SolvedRung:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
     tight = tolerance(problem) < FLOAT32_RESIDUAL
     error = SCORE_SHARE * problem.options.ladder.marginal_tol
     score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
     arguments = problem.model, Ends.of(cost, score), x.cells, y.cells, problem.ranks
-    linear, f, g = _begun(problem.kernels.streamed, g, *arguments)
+    linear, f, g = _begin_level(problem.kernels.streamed, g, *arguments)
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
-    left = 0.0 if _stored(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
+    left = 0.0 if _store_state(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
     tol = max(tolerance(problem), left)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
         run = partial(_inner(problem, x, y, last).potentials, linear, f, g)
-        state = problem.run_on_first(run) if _stored(problem, x, y) else run()
+        state = problem.run_on_first(run) if _store_state(problem, x, y) else run()
     return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
 @replayed()
-def _begun(
+def _begin_level(
     kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
 ) -> tuple[LinearProblem, Tensor, Tensor]:
     """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
@@ -418,14 +418,14 @@ def _complete(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     return x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
 
 
-def _stored(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _store_state(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
     return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _complete(problem, x, y)
 
 
 def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> InnerSolver:
     model = replace(problem.model.coarsen(x.cells, y.cells), epsilon=problem.epsilon)
-    if _stored(problem, x, y):
+    if _store_state(problem, x, y):
         return StoredSolver(problem.kernels.stored, model, options)
     return StreamedSolver(
         problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted, problem.ranks

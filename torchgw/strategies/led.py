@@ -35,7 +35,7 @@ def plain(space: DistanceProvider) -> bool:
     return space.factors() is None and not multiplies(space)
 
 
-def led(asked: Problem) -> Problem | None:
+def make_surrogate(asked: Problem) -> Problem | None:
     """The problem between factors, where products of distances take long, these may be stored to find factors, and the
     factors leave little; else None."""
     if not asked.exact or asked.tol is not None or asked.model.loss is not SQUARE or not any(map(plain, asked.spaces)):
@@ -47,14 +47,14 @@ def led(asked: Problem) -> Problem | None:
         or not products_are_slow(n, k, asked.p.device)
     ):
         return None
-    found = asked.stage("factors", partial(_factored, asked))
+    found = asked.stage("factors", partial(_factor_space, asked))
     if found is None:
         return None
     spaces = (space if own is None else own for space, own in zip(asked.spaces, found, strict=True))
     return Problem.of(asked, spaces=tuple(spaces))
 
 
-def _factored(asked: Problem) -> tuple[FactoredDistances | None, ...] | None:
+def _factor_space(asked: Problem) -> tuple[FactoredDistances | None, ...] | None:
     """Leading factors of each space that is plain, None for another; none where those of a space leave much."""
     spaces: list[FactoredDistances | None] = []
     for space, mass in zip(asked.spaces, asked.model.masses, strict=True):
@@ -71,12 +71,12 @@ def _factored(asked: Problem) -> tuple[FactoredDistances | None, ...] | None:
     return tuple(spaces)
 
 
-def solve_led(asked: Problem, between: Problem) -> CertifiedSolution:
+def solve_surrogate(asked: Problem, between: Problem) -> CertifiedSolution:
     """The solution ``between`` leading factors, judged by the distances that were asked for."""
-    return judged(asked, solve_streaming(between))
+    return reevaluate(asked, solve_streaming(between))
 
 
-def judged(asked: Problem, found: CertifiedSolution, stores: bool = True) -> CertifiedSolution:
+def reevaluate(asked: Problem, found: CertifiedSolution, stores: bool = True) -> CertifiedSolution:
     """A solution between leading factors with its value and certificate by the distances that were asked for, which a
     plan that is stored has exactly."""
     model, options = asked.model, asked.options

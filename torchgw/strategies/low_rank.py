@@ -14,7 +14,7 @@ from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.cells import on_points, solve_on_cells, streamed
+from torchgw.strategies.cells import make_streamed_problem, on_points, solve_on_cells
 from torchgw.strategies.continuation import step_of
 
 SEARCH_EPSILON = 1e-3  # of the largest squared distance
@@ -25,7 +25,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     began, options, generator, watch = time.perf_counter(), asked.options, asked.generator, asked.watch
     model, (p, q) = asked.model, asked.model.masses
     searchable = replace(model, epsilon=model.epsilon or SEARCH_EPSILON * asked.unit)
-    problem = streamed(Problem.of(asked, model=searchable, watch=watch.silent()))
+    problem = make_streamed_problem(Problem.of(asked, model=searchable, watch=watch.silent()))
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
     wide = tuple(space.to(p.device, torch.float64) for space in asked.spaces)

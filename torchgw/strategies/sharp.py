@@ -63,7 +63,7 @@ FIRST = 1  # step, that says which of several plans leads lowest
 StateT = TypeVar("StateT", bound=State)
 
 
-def solve_sharply(
+def solve_without_entropy(
     problem: StoredProblem, start: WarmStart, history: History | None = None, lead: StoredProblem | None = None
 ) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
@@ -75,13 +75,13 @@ def solve_sharply(
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
     warm = lead or problem
-    now, step = _annealed(warm, start, epsilon, history, 0, min(steps, limit)), 1
+    now, step = _anneal(warm, start, epsilon, history, 0, min(steps, limit)), 1
     while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.cut():
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
         assert now.warm_start is not None
-        now = _annealed(warm, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
+        now = _anneal(warm, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
@@ -89,17 +89,17 @@ def solve_sharply(
     assert now.warm_start.cost is not None
     dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
     descent = _Descent(problem, now.history, limit)
-    found = descent.solved(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
+    found = descent.solve(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
     found = _exchanged_further(problem, descent, found)
     warning = precision_warning(now.warm_start.cost, epsilon, problem.options)
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
-def descend_sharply(problem: StoredProblem, start: WarmStart) -> Solution:
+def descend_without_entropy(problem: StoredProblem, start: WarmStart) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
     descent = _Descent(problem, History(), problem.options.stopping.max_iter)
-    found = descent.solved(start.plan, start.column_dual(problem.masses[1]), True, rough=True)
+    found = descent.solve(start.plan, start.column_dual(problem.masses[1]), True, rough=True)
     return _exchanged_further(problem, descent, found)
 
 
@@ -118,28 +118,28 @@ def first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
     return replace(found, plan=form.restrict(found.plan))
 
 
-def sharpened_by_form(problem: StoredProblem, blurred: Solution, lead: StoredProblem) -> Solution:
+def sharpen_model(problem: StoredProblem, blurred: Solution, lead: StoredProblem) -> Solution:
     """Where an entropic optimum of any model leads, that of a ``lead``."""
     assert blurred.warm_start is not None
     start = blurred.warm_start.to(problem.masses[0].dtype)
     return problem.stage(
-        "sharpen", partial(solve_sharply, problem, start, blurred.history.copy(), lead)
+        "sharpen", partial(solve_without_entropy, problem, start, blurred.history.copy(), lead)
     ).add_iterations(blurred)
 
 
-def alone_by_form(problem: StoredProblem) -> Tensor:
+def single_pair_plan(problem: StoredProblem) -> Tensor:
     """The plan (N, K) of one pair that is worth the most."""
     return _Descent(problem, History(), FIRST).forms[-1].best_single_pair()
 
 
-def ends_by_form(
+def descend_model(
     problem: StoredProblem, starts: Iterable[WarmStart], plans: Iterable[tuple[Tensor, bool]], exact: bool
 ) -> list[Solution]:
     """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not; each with
     whether it is gone down from at once, or led by other models."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
     others, found = list[partial[Solution]](), list[Solution]()
-    others += [partial(solve_sharply, quiet, start, lead=quiet.search_problems[0]) for start in starts]
+    others += [partial(solve_without_entropy, quiet, start, lead=quiet.search_problems[0]) for start in starts]
     for plan, at_once in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
         others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
@@ -149,7 +149,7 @@ def ends_by_form(
     return found
 
 
-def sharpened(problem: StoredProblem, first: Solution) -> Solution:
+def sharpen(problem: StoredProblem, first: Solution) -> Solution:
     """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
     settle, or where nothing lower was found."""
     before = first.coupling if first.stored is None else first.stored
@@ -157,7 +157,7 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
     sharp = problem.with_epsilon(0.0)
-    found = problem.stage("sharpen", partial(solve_sharply, sharp, start, first.history.copy()))
+    found = problem.stage("sharpen", partial(solve_without_entropy, sharp, start, first.history.copy()))
     if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.cut()):
         logger.info("the sharp end at %.6g is not taken: %s", found.energy, found.status)
         return first
@@ -169,15 +169,15 @@ def sharpened(problem: StoredProblem, first: Solution) -> Solution:
 
 def _exchanged_further(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
     """What exchanges of matches lead to, where that is lower."""
-    exchanged = None if problem.watch.cut() else _exchanged(problem, found)
+    exchanged = None if problem.watch.cut() else _exchange_matches(problem, found)
     if exchanged is None:
         return found
     assert found.dual is not None
     with problem.watch.within("exchanged"):
-        return descent.solved(exchanged, found.dual, True).add_iterations(found)
+        return descent.solve(exchanged, found.dual, True).add_iterations(found)
 
 
-def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
+def _exchange_matches(problem: StoredProblem, found: Solution) -> Tensor | None:
     """The plan (N, N) that exchanges of matches lead to, which steps to first order do not see; None where it is no
     lower, and but between few points of equal masses."""
     p, q = problem.model.masses
@@ -192,7 +192,7 @@ def _exchanged(problem: StoredProblem, found: Solution) -> Tensor | None:
     return plan.to(problem.masses[0]) if between.value(plan) < (1 - TOLERANCE) * found.energy else None
 
 
-def _annealed(
+def _anneal(
     problem: StoredProblem, start: WarmStart, epsilon: float, history: History, step: int, steps: int
 ) -> Solution:
     """A few iterations at one epsilon on the way to zero."""
@@ -206,7 +206,7 @@ def _annealed(
     return problem.stage(f"anneal-{step}", whole)
 
 
-class _Between(NamedTuple):
+class _FactoredEnd(NamedTuple):
     """Where descents between factors ended.
 
     end : the plan, its cost and potentials.
@@ -261,7 +261,7 @@ class _Descent:
         self.history.go_on_from(entries.copy())
         return state, status
 
-    def solved(self, plan: Tensor, dual: Tensor, kept: bool, rough: bool = False) -> Solution:
+    def solve(self, plan: Tensor, dual: Tensor, kept: bool, rough: bool = False) -> Solution:
         """Where they end from a plan (N, K), which is left only for a lower one if it is to be ``kept``, and from
         column potentials (K,) of its linear problem, which of models may be ``rough``. Exact costs that they end with
         are kept."""
@@ -344,7 +344,7 @@ class _Descent:
 
     def _between_factors(
         self, first: ExactGradient | MatchingGradient, plan: Tensor, dual: Tensor, kept: bool
-    ) -> _Between | None:
+    ) -> _FactoredEnd | None:
         """From vertex to vertex by a gradient between factors, which is corrected to the exact one at its ends where it
         leads, until one stays; None where spaces have none, points are few or without mass, or where the end is above a
         plan to be ``kept``."""
@@ -370,7 +370,7 @@ class _Descent:
         if kept and found.value > float(mean_cost(cost, coupling, p, q)):
             return None
         if not isinstance(first, SurrogateGradient):
-            return _Between(found, status, True)
+            return _FactoredEnd(found, status, True)
         lowest, best = math.inf, found
         for number in range(CORRECTIONS):
             if self.problem.watch.cut():
@@ -384,8 +384,8 @@ class _Descent:
             found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
             moved = abs(found.plan.matrix - best.plan.matrix).sum()
             if moved <= NEGLIGIBLE * float(p.sum()):
-                return _Between(found, status, True)
-        return _Between(best, status, False)
+                return _FactoredEnd(found, status, True)
+        return _FactoredEnd(best, status, False)
 
     def _by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool

@@ -34,7 +34,7 @@ MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
-def solve_smoothly(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
+def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
     gone on with."""
     model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
@@ -45,16 +45,16 @@ def solve_smoothly(problem: StoredProblem, start: WarmStart, history: History | 
         inner = problem.inner_at(epsilon)
         solution = descend(problem.gradient, start, inner, options, loop, resolved=True, metric=metric)
         if isinstance(problem.quadratic, SurrogateGradient):
-            solution = _corrected(problem, solution)
+            solution = _correct_factors(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
     else:
         solution = solve_by_sampling(problem.gradient, start, model, epsilon, kernel, options, watch)
     if problem.tol is not None:
-        solution, options = _refined(problem, solution, problem.tol)
-    return finished(problem, solution, options)
+        solution, options = _refine_solution(problem, solution, problem.tol)
+    return finish_solution(problem, solution, options)
 
 
-def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
+def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
     """The solution with its last linear problem solved to the end, its plan feasible and stored."""
     model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.warm_start
     assert warm is not None
@@ -81,7 +81,7 @@ def finished(problem: StoredProblem, solution: Solution, options: GWOptions) -> 
     )
 
 
-def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
+def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
     """The fixed point of the exact gradient, near that of the factors which led there.
 
     The factors' gradient is corrected to the exact one at the last plan until that hardly moves the plan, or a few
@@ -114,7 +114,7 @@ def _corrected(problem: StoredProblem, solution: Solution) -> Solution:
     return solution if watch.cut() else gone_on("exact", gradient, replace(solution.warm_start, cost=cost))
 
 
-def _refined(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
+def _refine_solution(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
     """The fixed point near a solution, and the options that it was solved with."""
     assert solution.warm_start is not None
     assert problem.wide is not None

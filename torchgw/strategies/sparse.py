@@ -72,12 +72,14 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
         certificate=Certificate(
             stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower
         ),
-        basins=_listed(asked, basins, coupling, value),
+        basins=_list_basins(asked, basins, coupling, value),
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
 
 
-def _listed(asked: Problem, basins: tuple[Basin, ...], coupling: SparseCoupling, value: float) -> tuple[Basin, ...]:
+def _list_basins(
+    asked: Problem, basins: tuple[Basin, ...], coupling: SparseCoupling, value: float
+) -> tuple[Basin, ...]:
     """The basins with the plan that the best one ended in; matchings differ by the mass that they match otherwise."""
     if not basins:
         return ()

@@ -37,9 +37,9 @@ from torchgw.solvers.newton import refine_by_newton, with_tolerance
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
-from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
+from torchgw.strategies.cells import StreamedProblem, make_streamed_problem, on_points, solve_on_cells
 from torchgw.strategies.continuation import step_of
-from torchgw.strategies.ladder import Climb, climbed, tolerance
+from torchgw.strategies.ladder import Climb, climb_levels, tolerance
 
 # From which sums of products pay: each run of rows is thirty launches, a pair 12 ps on an H100 by the Triton kernel.
 SEPARABLE_PAIRS = {"cuda": 5e10}
@@ -55,13 +55,13 @@ SIZES = (UNIT, 1024, 512, 256, 128, 64)
 def solve_streaming(asked: Problem) -> CertifiedSolution:
     """Solve with O((N + K) r) memory."""
     began = time.perf_counter()
-    problem = streamed(asked)
+    problem = make_streamed_problem(asked)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
-    state, solution = climbed(problem, first, sum(seconds.values()))
+    state, solution = climb_levels(problem, first, sum(seconds.values()))
     del first
     if asked.tol is not None:
-        state, solution = _refined(asked, state, solution, asked.tol)
+        state, solution = _refine_state(asked, state, solution, asked.tol)
         state.require_numbers()
     solved = time.perf_counter()
     kept = keep(problem, state)
@@ -74,7 +74,7 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     return replace(found, basins=on_points(problem, basins), seconds=seconds, path=path)
 
 
-def _refined(asked: Problem, state: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
+def _refine_state(asked: Problem, state: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
     """The fixed point between all points, near where the climb ended."""
     (p, q), kernels, end = asked.model.masses, asked.kernels, state.end
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
@@ -89,17 +89,17 @@ def _refined(asked: Problem, state: Climb, solution: Solution, tol: float) -> tu
     return replace(state, solved=solved, f=end.f + score.row, g=end.g + score.column), done.add_iterations(solution)
 
 
-def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: Solution) -> CertifiedSolution:
+def finish_tiles(problem: StreamedProblem, kept: KeptPlan, state: Climb, solution: Solution) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
     Two passes over the kept tiles, beside the two of `keep`.
     """
     model, ranks, (n, k) = problem.model, problem.ranks, (len(problem.p), len(problem.q))
-    rounded, read = _rounded(problem, kept)
+    rounded, read = _round_plan(problem, kept)
     if ranks.count > 1:
         give_back()
     # All factors of the score last: where ranks share them, nothing else of their size is left then.
-    coupling = None if problem.factored else _coupling(problem, kept, rounded)
+    coupling = None if problem.has_factors else _coupling(problem, kept, rounded)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.has_hard_marginals or model.marginals.total is not None
     residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
@@ -139,7 +139,7 @@ def finish_tiles(problem: StreamedProblem, kept: Kept, state: Climb, solution: S
     )
 
 
-class Kept(NamedTuple):
+class KeptPlan(NamedTuple):
     """The last potentials on the tiles that hold mass, in the order of these.
 
     rows, columns : the orders (N,), (K,), position to point.
@@ -155,7 +155,7 @@ class Kept(NamedTuple):
     precision_warning: str | None
 
 
-def keep(problem: StreamedProblem, state: Climb) -> Kept:
+def keep(problem: StreamedProblem, state: Climb) -> KeptPlan:
     """The tiles to read; potentials that lifting left rough take a half-step of each side."""
     score, backend, ranks, (n, k) = (
         state.solved.score,
@@ -175,7 +175,7 @@ def keep(problem: StreamedProblem, state: Climb) -> Kept:
     for raised in more:
         omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
     plan = TiledPlan(A, B, f, g, tiles)
-    return Kept(rows, columns, plan, omitted, _precision_warning(score, problem.options, largest))
+    return KeptPlan(rows, columns, plan, omitted, _precision_warning(score, problem.options, largest))
 
 
 @replayed()
@@ -208,7 +208,7 @@ class _Read(NamedTuple):
     marginals: tuple[Tensor, Tensor]
 
 
-def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[TileRounding, _Read]:
+def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding, _Read]:
     """The rounded plan, and its products with the factors of spaces and costs."""
     model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
     # Rules beside huge masses cost so little that float32 would lose it; by a power of two no other bit changes.
@@ -217,14 +217,16 @@ def _rounded(problem: StreamedProblem, kept: Kept) -> tuple[TileRounding, _Read]
     parts = [cost.U / size for cost, size in costs], [cost.V for cost, _ in costs]
     sides = (problem.x, parts[0], rows), (problem.y, parts[1], columns)
     (left, mean_x), (right, mean_y) = (
-        _ordered(side.mass, [side.control.F if problem.factored else side.control.F[:, :0], *parts], order, ranks)
+        _order_factors(
+            side.mass, [side.control.F if problem.has_factors else side.control.F[:, :0], *parts], order, ranks
+        )
         for side, parts, order in sides
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
     found = round_tiles(kernel, kept.plan, p, q, model.marginals, left, right)
     x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
     core, inner, marginals = _products(found.core, x, y, ranks)
-    i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.factored else None
+    i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.has_factors else None
     for cost, size in costs:
         rank = cost.U.shape[1]
         cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
@@ -257,7 +259,7 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
     return core, inner, (rows, columns)
 
 
-def _coupling(problem: StreamedProblem, kept: Kept, rounded: TileRounding) -> TiledCoupling:
+def _coupling(problem: StreamedProblem, kept: KeptPlan, rounded: TileRounding) -> TiledCoupling:
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
     A, B = ranks.joined(kept.plan.A, len(rows), UNIT), ranks.joined(kept.plan.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns)
@@ -324,7 +326,7 @@ def _precision_warning(score: FactoredScore, options: GWOptions, largest: float)
 
 
 @replayed()
-def _ordered(mass: Tensor, factors: list[Tensor], order: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def _order_factors(mass: Tensor, factors: list[Tensor], order: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
     and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
     mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()

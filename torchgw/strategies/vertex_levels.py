@@ -67,12 +67,12 @@ class VertexLevel(NamedTuple):
         core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
         cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).cost_from_core(core, self.p, self.q), found.cost
         (fine, few), (f, g) = (_order(each, self.ranks) for each in (cost, coarse)), found.duals
-        row = _transformed(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
-        column = _transformed(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
+        row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
+        column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
         return self._replace(cost=cost, duals=(row, column))
 
 
-def _transformed(
+def _transform_potentials(
     cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor, ranks: Ranks
 ) -> Tensor:
     """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""

@@ -28,8 +28,8 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.spaces.shared import SharedDistances
-from torchgw.strategies.cells import StreamedProblem, on_points, solve_on_cells, streamed
-from torchgw.strategies.ladder import Climb, climbed
+from torchgw.strategies.cells import StreamedProblem, make_streamed_problem, on_points, solve_on_cells
+from torchgw.strategies.ladder import Climb, climb_levels
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles, keep
 from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
@@ -42,12 +42,12 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     """Solve without entropy, with memory for a few entries of each point."""
     began = time.perf_counter()
     blurred = replace(asked, model=asked.model.with_epsilon(FALL * asked.epsilon), auto=False, sharpens=False)
-    problem = streamed(blurred)
+    problem = make_streamed_problem(blurred)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
-    state, solution = climbed(problem, first, sum(seconds.values()))
+    state, solution = climb_levels(problem, first, sum(seconds.values()))
     if asked.watch.cut():
-        return _blurred(problem, state, solution, solution.status, seconds | {"finish": 0.0}, basins)
+        return _streamed_solution(problem, state, solution, solution.status, seconds | {"finish": 0.0}, basins)
     (p, q), end = asked.model.masses, state.end
     assert end.cost is not None
     assert end.epsilon is not None
@@ -62,7 +62,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         found, status, history = asked.stage("vertices", partial(descend_by_levels, level, loop))
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
-        return _blurred(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
+        return _streamed_solution(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
     solved = time.perf_counter()
@@ -103,7 +103,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     )
 
 
-def _blurred(
+def _streamed_solution(
     problem: StreamedProblem,
     state: Climb,
     solution: Solution,

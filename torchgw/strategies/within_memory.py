@@ -19,8 +19,8 @@ from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
-from torchgw.strategies.from_cells import solve_stored
-from torchgw.strategies.led import judged, led, solve_led
+from torchgw.strategies.from_cells import solve_from_cells
+from torchgw.strategies.led import make_surrogate, reevaluate, solve_surrogate
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparsely
 from torchgw.strategies.streaming import solve_streaming
@@ -30,35 +30,33 @@ from torchgw.types import OutOfMemoryWarning
 DENSE_BYTES = 16  # for each pair of points: score and plan
 
 SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
-    "dense": solve_stored,
+    "dense": solve_from_cells,
     "streaming": lambda problem: (solve_by_vertices if problem.has_no_entropy else solve_streaming)(problem),
     "low-rank": solve_with_rank,
     "sparse": solve_sparsely,
 }
 
 
-def solve_within_memory(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
+def run_method(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
     """The solution of the strategy; of streaming where memory ends and the options left the choice to us.
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
     """
     began, state = time.perf_counter(), problem.generator.get_state()
-    between = led(problem) if strategy == "streaming" else None
+    between = make_surrogate(problem) if strategy == "streaming" else None
     looked = time.perf_counter() - began
-    if strategy == "streaming" and between is None and _better_dense(problem):
+    if strategy == "streaming" and between is None and _prefers_dense(problem):
         strategy = "dense"
-    strategy, found = _attempted(problem, strategy, between, state)
+    strategy, found = _attempt(problem, strategy, between, state)
     return strategy, replace(found, seconds=found.seconds | {"search": found.seconds["search"] + looked})
 
 
-def _attempted(
-    problem: Problem, strategy: str, between: Problem | None, state: Tensor
-) -> tuple[str, CertifiedSolution]:
+def _attempt(problem: Problem, strategy: str, between: Problem | None, state: Tensor) -> tuple[str, CertifiedSolution]:
     """The solution of the strategy, or of the next where memory ends; that begins with the generator in this state."""
     try:
         if strategy == "streaming" and problem.sharpens:
-            return _sharpened(problem, between)
-        return strategy, _solved(problem, strategy, between)
+            return _solve_and_sharpen(problem, between)
+        return strategy, _run_strategy(problem, strategy, between)
     except (MemoryError, RuntimeError) as error:
         given = problem.options.strategy != "auto" or problem.has_no_entropy
         if given or strategy == "streaming" or not out_of_memory(error):
@@ -66,7 +64,7 @@ def _attempted(
         message = str(error).partition("\n")[0]
     _tell_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
     problem.generator.set_state(state)
-    return "streaming", _solved(replace(problem, sharpens=False), "streaming")
+    return "streaming", _run_strategy(replace(problem, sharpens=False), "streaming")
 
 
 def _tell_of_memory(what: str) -> None:
@@ -78,7 +76,7 @@ def _tell_of_memory(what: str) -> None:
     warn_caller(f"{what}; GWOptions(strategy='streaming') takes it at once", OutOfMemoryWarning)
 
 
-def _better_dense(problem: Problem) -> bool:
+def _prefers_dense(problem: Problem) -> bool:
     """Whether streaming would sample gradients, while the dense strategy has exact ones and room for its plan."""
     (n, k), options = (len(side) for side in problem.model.masses), problem.options
     return (
@@ -89,12 +87,12 @@ def _better_dense(problem: Problem) -> bool:
     )
 
 
-def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, CertifiedSolution]:
+def _solve_and_sharpen(problem: Problem, between: Problem | None) -> tuple[str, CertifiedSolution]:
     """The optimum without entropy from the solution that streams, its plan stored, or from a search of its own where
     that did not settle; that which streams where memory ends then."""
-    found = _solved(problem if between is None else between, "streaming")
+    found = _run_strategy(problem if between is None else between, "streaming")
     if problem.watch.cut():
-        return "streaming", found if between is None else judged(problem, found)
+        return "streaming", found if between is None else reevaluate(problem, found)
     state = problem.generator.get_state()
     try:
         with problem.watch.within("dense"):
@@ -109,15 +107,15 @@ def _sharpened(problem: Problem, between: Problem | None) -> tuple[str, Certifie
         _tell_of_memory(
             f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
         )
-        return "streaming", found if between is None else judged(problem, found, stores=False)
+        return "streaming", found if between is None else reevaluate(problem, found, stores=False)
     status = Status.CANCELLED if problem.watch.stopped else last.status
     if last is found:
-        return "streaming", replace(found if between is None else judged(problem, found), status=status)
+        return "streaming", replace(found if between is None else reevaluate(problem, found), status=status)
     seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
     return "dense", replace(last, status=status, ladder=found.ladder, seconds=seconds)
 
 
-def _solved(problem: Problem, strategy: str, between: Problem | None = None) -> CertifiedSolution:
+def _run_strategy(problem: Problem, strategy: str, between: Problem | None = None) -> CertifiedSolution:
     with problem.watch.within(strategy):
-        found = SOLVERS[strategy](problem) if between is None else solve_led(problem, between)
+        found = SOLVERS[strategy](problem) if between is None else solve_surrogate(problem, between)
     return replace(found, status=Status.CANCELLED) if problem.watch.stopped else found
