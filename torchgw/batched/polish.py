@@ -61,7 +61,7 @@ def polish_batch(
 ) -> list[PairPlan]:
     """Plans (B, n, k), filled up, with column potentials (B, k) in units of cost, on the CPU in float64, polished."""
     spaces = [[pair[side] for pair in sides] for side in (0, 1)]
-    (DX, p), (DY, q) = (_stacked(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
+    (DX, p), (DY, q) = (_stack_spaces(own, size) for own, size in zip(spaces, plans.shape[1:], strict=True))
     plans = make_feasible(torch.nan_to_num(plans), p, q)
     DTD = torch.bmm(torch.bmm(DX, plans), DY)  # as `ExactGradient`, of many pairs without mixing them
     energies = -2 * (DTD * plans).sum((1, 2))
@@ -78,7 +78,7 @@ def polish_batch(
     return found
 
 
-def _stacked(spaces: list[PreparedSpace], size: int) -> tuple[Tensor, Tensor]:
+def _stack_spaces(spaces: list[PreparedSpace], size: int) -> tuple[Tensor, Tensor]:
     """Distances (B, size, size) and masses (B, size), filled up with zeros."""
     D, mass = (torch.zeros(len(spaces), *shape, dtype=torch.float64) for shape in ((size, size), (size,)))
     for row, space in enumerate(spaces):

@@ -239,7 +239,7 @@ def _descend(
     for chunk in _chunks(range(len(basins)), lambda i: keys[i], lambda i: math.prod(keys[i][:2]), device):
         taken = [basins[i] for i in chunk]
         levels = [(sides[basin.pair][0].levels[number], sides[basin.pair][1].levels[number]) for basin in taken]
-        pairs, plans = _together(levels, device), _lifted(taken, levels, device)
+        pairs, plans = _together(levels, device), _lift_plans(taken, levels, device)
         last, steps = [ends[i][0] for i in chunk], keys[chunk[0]][2]
         if steps:
             temperatures = _falling([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
@@ -249,21 +249,21 @@ def _descend(
         yield [PairBasin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
 
 
-def _lifted(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
+def _lift_plans(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
     """Plans and potentials of cells, spread over the cells within them."""
     rows, columns = (sent(torch.stack([pair[side].parent for pair in levels]), device) for side in (0, 1))
     shares = [sent(torch.stack([pair[side].share for pair in levels]), device) for side in (0, 1)]
-    coarse = _stacked([basin.plan for basin in basins])
+    coarse = _pad_and_stack([basin.plan for basin in basins])
     plan = coarse.gather(1, rows[:, :, None].expand(-1, -1, coarse.shape[2]))
     plan = plan.gather(2, columns[:, None].expand(-1, plan.shape[1], -1))
     plan = plan.mul_(shares[0][:, :, None]).mul_(shares[1][:, None])
-    f = _stacked([basin.f for basin in basins]).gather(1, rows)[:, None]
-    g = _stacked([basin.g for basin in basins]).gather(1, columns)[:, None]
+    f = _pad_and_stack([basin.f for basin in basins]).gather(1, rows)[:, None]
+    g = _pad_and_stack([basin.g for basin in basins]).gather(1, columns)[:, None]
     epsilon = sent(torch.tensor([basin.epsilon for basin in basins], dtype=torch.float32), device)
     return Plans(plan, f, g, epsilon[:, None, None])
 
 
-def _stacked(parts: list[Tensor]) -> Tensor:
+def _pad_and_stack(parts: list[Tensor]) -> Tensor:
     """Tensors of different sizes as one, filled up with zeros."""
     if len({part.shape for part in parts}) == 1:
         return torch.stack(parts)

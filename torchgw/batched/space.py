@@ -138,7 +138,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False, *, me
         support=support,
         total=len(mass),
         levels=levels,
-        features=tuple(_filled(feature / (critical or 1.0), len(levels[0].mass)) for feature in features),
+        features=tuple(_pad_rows(feature / (critical or 1.0), len(levels[0].mass)) for feature in features),
         squared=squared,
         rounding=rounding,
         critical=critical,
@@ -192,11 +192,11 @@ def _level(cells: Resolution, critical: float) -> Level:
     distances, mass = torch.zeros(size, size, dtype=torch.float32), torch.full((size,), NO_MASS, dtype=torch.float32)
     distances[:n, :n] = torch.from_numpy(cells.distances / critical)
     mass[:n] = torch.from_numpy(cells.mass).clamp_min(LEAST_MASS)
-    parent, share = (_filled(torch.from_numpy(part), size) for part in (cells.parent, cells.share))
+    parent, share = (_pad_rows(torch.from_numpy(part), size) for part in (cells.parent, cells.share))
     return Level(n, cells.spread / critical, distances, mass, parent.to(torch.int64), share)
 
 
-def _filled(values: Tensor, size: int) -> Tensor:
+def _pad_rows(values: Tensor, size: int) -> Tensor:
     """In float32, with rows of zeros added up to ``size``."""
     found = torch.zeros(size, *values.shape[1:], dtype=torch.float32)
     found[: len(values)] = values
