@@ -60,7 +60,7 @@ def energy_ratio(best: Basin, other: Basin, unit: float) -> float:
     return (best.energy + tiny) / (other.energy + tiny)
 
 
-def nearly_tied(best: Basin, other: Basin, unit: float, factor: float = NEAR_TIE) -> bool:
+def is_nearly_tie(best: Basin, other: Basin, unit: float, factor: float = NEAR_TIE) -> bool:
     """Whether another basin, compared on the same level, has at most ``factor`` times the energy of the best one."""
     return other.level == best.level and other.energy <= factor * max(best.energy, SINGLE * unit)
 
@@ -99,7 +99,7 @@ class Certificate:
     curvature: float | None = None
     curvature_error: float | None = None
 
-    def counted(self, basins: Sequence[Basin]) -> Certificate:
+    def with_counts(self, basins: Sequence[Basin]) -> Certificate:
         """The certificate with the starts of a search, which ended in these basins, the returned one first."""
         counts = [basin.count for basin in basins]
         return replace(self, starts=sum(counts), agreeing_starts=sum(counts[:1]))

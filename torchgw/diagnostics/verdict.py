@@ -21,7 +21,7 @@ import math
 from enum import Enum
 from typing import Protocol
 
-from torchgw.diagnostics.evidence import TINY, Basin, Certificate, IssuedWarning, energy_ratio, nearly_tied
+from torchgw.diagnostics.evidence import TINY, Basin, Certificate, IssuedWarning, energy_ratio, is_nearly_tie
 from torchgw.diagnostics.status import Status
 from torchgw.marginals import Marginals
 
@@ -107,7 +107,7 @@ def doubts(result: Judged) -> tuple[str, ...]:
     if result.alpha > 0 and not result.basins and not proven:
         found.append("The solve tried no other start, so the matching is as right as the start.")
     rival, factor = result.rival, least_rival(result)
-    if rival is not None and nearly_tied(result.basins[0], rival, result.unit, factor):
+    if rival is not None and is_nearly_tie(result.basins[0], rival, result.unit, factor):
         more = 1 / energy_ratio(result.basins[0], rival, result.unit) - 1
         found.append(
             f"Another matching has an energy {f'only {more:.0%} higher' if more >= 0.005 else 'as low'}, and its "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchgw.diagnostics.evidence import energy_ratio, nearly_tied
+from torchgw.diagnostics.evidence import energy_ratio, is_nearly_tie
 from torchgw.diagnostics.verdict import PROVEN, least_rival
 from torchgw.marginals import Partial
 from torchgw.report.reported import Reported
@@ -54,7 +54,7 @@ def ambiguity(result: Reported) -> str:
             f"{found}, and the choice is ambiguous: the best is only {lower:.1%} lower than another, whose matches lie "
             f"{rival.difference:.0%} of the largest distance away on average."
         )
-    close = nearly_tied(result.basins[0], rival, result.unit, least_rival(result))
+    close = is_nearly_tie(result.basins[0], rival, result.unit, least_rival(result))
     told = "which is too little to be sure" if close else "so the objective tells them apart"
     return f"{found}; the best is {lower:.0%} lower than the next, {told}."
 

@@ -29,7 +29,7 @@ from torchgw.diagnostics.evidence import (
     Rung,
     energy_ratio,
     entropy_and_margin,
-    nearly_tied,
+    is_nearly_tie,
 )
 from torchgw.diagnostics.status import History, Status
 from torchgw.diagnostics.verdict import Verdict, judge
@@ -307,7 +307,7 @@ class GWResult(Softened):
     @property
     def ambiguous(self) -> bool:
         """Whether another basin's energy is within 5 % of the best one's: a choice among equals."""
-        return self.rival is not None and nearly_tied(self.basins[0], self.rival, self.unit)
+        return self.rival is not None and is_nearly_tie(self.basins[0], self.rival, self.unit)
 
     @property
     def max_memory(self) -> int:
@@ -580,7 +580,7 @@ def result_of(
         omitted_mass=solution.omitted,
         evaluated=solution.evaluated,
         escapes=solution.escapes,
-        certificate=solution.certificate.times(mass**2).counted(solution.basins),
+        certificate=solution.certificate.times(mass**2).with_counts(solution.basins),
         basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in told.basins),
         gradient=solution.gradient,
         gradient_passed_over=request.against_exact or passed_over(request) if estimated else "",

@@ -149,7 +149,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
             "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
             "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),
             "history": History(**meta["history"]),
-            "certificate": Certificate(**meta["certificate"]).counted(basins),  # which earlier versions did not say
+            "certificate": Certificate(**meta["certificate"]).with_counts(basins),  # which earlier versions did not say
             "basins": basins,
             "graphs": tuple(_to_report(report) for report in meta["graphs"]),
             "scales": tuple(meta["scales"]),
