@@ -80,7 +80,7 @@ def going(some: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
 @contextmanager
 def all_threads() -> Iterator[None]:
     """Solves in this context have all threads, whatever their size and whoever waits."""
-    with patch.object(threads, "SEVERAL_PAY", 0), patch.object(threads, "_waited", lambda: 0.0):
+    with patch.object(threads, "SEVERAL_PAY", 0), patch.object(threads, "_waiting_seconds", lambda: 0.0):
         yield
 
 

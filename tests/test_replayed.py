@@ -21,10 +21,10 @@ from torchgw import GWOptions, SeparableLoss, Unbalanced, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.runtime import replayed as module
 from torchgw.runtime import scratch as scratch_module
-from torchgw.runtime.records import flattened, restored
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.records import flatten, unflatten
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.scratch import scratch, scratches
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 
 
@@ -36,7 +36,7 @@ class State(NamedTuple):
     weight: float = 1.0
 
 
-@replayed("out")
+@as_cuda_graph("out")
 def step(kernel: Tensor, state: State, weight: float, out: Tensor) -> tuple[State, Tensor, Tensor]:
     """Some iterations; what was given comes back as it was, and the sums are added to ``out`` (2,)."""
     u, v, _ = state
@@ -127,7 +127,7 @@ def test_every_kind_of_tensor_comes_through(
 ) -> None:
     fresh(monkeypatch)
 
-    @replayed()
+    @as_cuda_graph()
     def twice(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.flatten() if x.dtype == torch.bool else 2 * x, x
 
@@ -147,7 +147,7 @@ def test_every_kind_of_tensor_comes_through(
 def test_graphs_are_told_apart_by_all_that_is_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
 
-    @replayed()
+    @as_cuda_graph()
     def times(x: Tensor, factor: object, **more: object) -> Tensor:
         return x * factor if isinstance(factor, float) else x
 
@@ -167,11 +167,11 @@ def test_graphs_are_told_apart_by_all_that_is_constant(monkeypatch: pytest.Monke
 def test_a_function_within_another_is_part_of_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
 
-    @replayed()
+    @as_cuda_graph()
     def inner(x: Tensor) -> Tensor:
         return x + 1
 
-    @replayed()
+    @as_cuda_graph()
     def outer(x: Tensor) -> Tensor:
         return inner(inner(x)) * 2
 
@@ -188,7 +188,7 @@ def waits(x: Tensor) -> Tensor:
 
 
 def sends(x: Tensor) -> Tensor:
-    return x + sent(torch.ones(3), x.device)
+    return x + to_device(torch.ones(3), x.device)
 
 
 @pytest.mark.parametrize("function", [waits, sends])
@@ -196,14 +196,14 @@ def test_what_cannot_be_captured_is_taken_as_it_is(
     function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh(monkeypatch)
-    call = replayed()(function)
+    call = as_cuda_graph()(function)
     with simulated_gpu() as simulation, caplog.at_level("INFO", "torchgw"):
         for scale in (1.0, 2.0, 3.0):
             x = torch.full((3,), scale).cuda()
             assert torch.equal(call(x).cpu(), function(x.cpu()))
         assert replays(simulation) == 0
         assert len([record for record in caplog.records if "not permitted while a graph" in record.getMessage()]) == 1
-        other = replayed()(lambda x: x.sqrt())  # which can be captured all the same
+        other = as_cuda_graph()(lambda x: x.sqrt())  # which can be captured all the same
         for scale in (1.0, 4.0, 9.0):
             assert torch.equal(other(torch.full((3,), scale).cuda()).cpu(), torch.full((3,), scale**0.5))
         assert replays(simulation) == 2
@@ -212,7 +212,7 @@ def test_what_cannot_be_captured_is_taken_as_it_is(
 def test_a_function_has_graphs_for_few_places_of_a_large_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
     monkeypatch.setattr(module, "COPIED", 40)
-    double = replayed()(lambda x: 2 * x[:2])
+    double = as_cuda_graph()(lambda x: 2 * x[:2])
     with simulated_gpu() as simulation:
         held = [torch.full((40,), float(number)).cuda() for number in range(2 * module.PLACES)]
         for number, x in enumerate([*held, *held, *held]):
@@ -222,7 +222,7 @@ def test_a_function_has_graphs_for_few_places_of_a_large_argument(monkeypatch: p
 
 def test_what_shares_memory_shares_little(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
-    add = replayed()(lambda x: x + 1)
+    add = as_cuda_graph()(lambda x: x + 1)
     with simulated_gpu() as simulation:
         before = simulation.memory.now
         for size in [*range(100, 1000, 10)] * 2:
@@ -234,7 +234,7 @@ def test_what_shares_memory_shares_little(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_inference_leaves_no_memory_that_others_cannot_write_to(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
-    add = replayed()(lambda x: x + 1)
+    add = as_cuda_graph()(lambda x: x + 1)
     with simulated_gpu() as simulation:
         with torch.inference_mode():
             for _ in range(3):
@@ -249,7 +249,7 @@ def test_a_function_that_fails_fails_as_it_is(monkeypatch: pytest.MonkeyPatch) -
     fresh(monkeypatch)
     broken = [True, True, False]
 
-    @replayed()
+    @as_cuda_graph()
     def fails(x: Tensor) -> Tensor:
         if broken.pop():
             raise MemoryError
@@ -286,7 +286,7 @@ FACTOR = {"now": 1.0}
 
 def test_records_and_functions_of_others_are_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
-    call = replayed()(lambda given, x: given.rows(x) if isinstance(given, Scale) else given(x))
+    call = as_cuda_graph()(lambda given, x: given.rows(x) if isinstance(given, Scale) else given(x))
     scale = Scale(1.0)
     scale.power = 2.0
     with simulated_gpu() as simulation:
@@ -318,7 +318,7 @@ def test_a_loss_that_reads_what_changes_is_asked_in_each_solve(monkeypatch: pyte
 def test_objects_of_others_and_what_is_differentiated_have_no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(monkeypatch)
 
-    @replayed()
+    @as_cuda_graph()
     def rows(space: Other | None, x: Tensor) -> Tensor:
         return x * 2 if space is None else space.rows(x)
 
@@ -334,7 +334,7 @@ def test_graphs_that_were_not_used_for_long_are_forgotten(monkeypatch: pytest.Mo
     fresh(monkeypatch)
     monkeypatch.setattr(module, "MOST", 4)
 
-    @replayed()
+    @as_cuda_graph()
     def times(x: Tensor, factor: float) -> Tensor:
         return x * factor
 
@@ -345,21 +345,21 @@ def test_graphs_that_were_not_used_for_long_are_forgotten(monkeypatch: pytest.Mo
         assert replays(simulation) == 1
         times(x, 1.0)
         assert replays(simulation) == 1  # anew
-        assert len(module._Graphs.here(x.device).kept) <= 4
+        assert len(module._GraphCache.current(x.device).kept) <= 4
 
 
 def test_records_come_back_as_they_were() -> None:
     cost = FactoredCost(*(torch.rand(size) for size in (3, 4)), *(torch.rand(size, 2) for size in (3, 4)))
     given = {"cost": cost, "pair": (cost.a, [1, None]), "state": State(cost.a, cost.b)}
-    tensors, tree = flattened(given)
+    tensors, tree = flatten(given)
     assert len(tensors) == 4
     hash(tree)
-    again = restored(tree, tensors)
+    again = unflatten(tree, tensors)
     assert again["cost"] == cost
     assert again["pair"][0] is again["state"].u is cost.a
     assert again["state"].weight == 1.0
     with pytest.raises(TypeError, match="Other is no record"):
-        flattened((Other(), cost))
+        flatten((Other(), cost))
 
 
 def test_memory_is_lent_again_when_the_last_view_of_it_is_gone() -> None:
@@ -457,7 +457,7 @@ def test_where_graphs_cannot_be_captured_functions_are_taken_as_they_are(
         arrange(monkeypatch)
         found = course(kernel.cuda())
         course(kernel.cuda())
-        assert module.ungraphed(torch.device("cuda", 0)) == reason
+        assert module.reason_not_to_capture(torch.device("cuda", 0)) == reason
     module._failure.cache_clear()
     for one, other in zip(found, course(kernel), strict=True):
         assert torch.equal(one, other)
@@ -475,10 +475,10 @@ def test_a_full_device_is_no_reason_against_graphs(monkeypatch: pytest.MonkeyPat
     with simulated_gpu():
         monkeypatch.setattr(Graph, "capture_begin", full)
         with pytest.raises(torch.OutOfMemoryError):
-            module.ungraphed(torch.device("cuda", 0))
+            module.reason_not_to_capture(torch.device("cuda", 0))
         monkeypatch.undo()
     with simulated_gpu():
-        assert module.ungraphed(torch.device("cuda", 0)) is None
+        assert module.reason_not_to_capture(torch.device("cuda", 0)) is None
 
 
 def test_one_capture_at_a_time_and_no_garbage_is_collected_within() -> None:

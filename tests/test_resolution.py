@@ -141,7 +141,7 @@ def test_points_are_named_by_their_number_among_all_that_were_given() -> None:
 
 def test_the_resolutions_of_all_spaces_are_fetched_together(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
-    monkeypatch.setattr(resolution, "fetched", lambda *tensors: counts.append(len(tensors)) or tensors)
+    monkeypatch.setattr(resolution, "to_host", lambda *tensors: counts.append(len(tensors)) or tensors)
     spaces, mass = [EuclideanDistances(stretched(far)) for far in (1.0, 1e9, 1.0)], torch.full((N,), 1 / N)
     texts = explain_unresolved_points("abc", spaces, [mass] * 3)
     assert counts == [6]

@@ -42,7 +42,7 @@ from torchgw import (
     resume,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 
 N, K = 20, 24
 X, Y = make_spiral(N)[0], make_swiss_roll(K, random_state=1)[0]
@@ -349,8 +349,8 @@ WAITS: dict[str, tuple[Callable[[Tensor], object], int]] = {
     "a large copy that is queued": (lambda _: MUCH.to("cuda", non_blocking=True), 1),
     "a large copy of pinned memory": (lambda _: MUCH.pin_memory().to("cuda"), 1),
     "a large copy of pinned memory that is queued": (lambda _: MUCH.pin_memory().to("cuda", non_blocking=True), 0),
-    "sent": (lambda _: sent(torch.zeros(3), torch.device("cuda")), 0),
-    "much that is sent": (lambda _: sent(MUCH, torch.device("cuda")), 0),
+    "sent": (lambda _: to_device(torch.zeros(3), torch.device("cuda")), 0),
+    "much that is sent": (lambda _: to_device(MUCH, torch.device("cuda")), 0),
 }
 
 

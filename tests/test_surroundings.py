@@ -37,7 +37,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.results.curvature import PlanCurvature, PlanMode
 from torchgw.results.out_of_sample import Unseen
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.spaces.scale import ScaledDistances
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.TorchGWWarning")
@@ -442,4 +442,4 @@ def test_every_public_function_and_method_that_computes_is_undisturbed() -> None
     found |= {kind.__name__: kind.__init__ for kind in providers}
     found |= dict(pair for kind in [*providers, ScaledDistances] for pair in members(kind))
     assert len(found) > 100
-    assert not [name for name, call in found.items() if call.__code__.co_filename != undisturbed.__code__.co_filename]
+    assert not [name for name, call in found.items() if call.__code__.co_filename != isolate.__code__.co_filename]

@@ -28,7 +28,7 @@ X, Y = (np.random.default_rng(seed).normal(size=(n, 2)) for seed, n in ((0, 9), 
 @pytest.fixture(autouse=True)
 def _given(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Beside nobody, whatever else runs here."""
-    monkeypatch.setattr(threads, "_waited", lambda: 0.0)
+    monkeypatch.setattr(threads, "_waiting_seconds", lambda: 0.0)
     monkeypatch.setattr(threads, "REST", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(GIVEN)
@@ -75,7 +75,7 @@ def test_a_large_solve_has_what_was_given(monkeypatch: pytest.MonkeyPatch) -> No
 def waiting(monkeypatch: pytest.MonkeyPatch, share: float, since: float = 0.0) -> None:
     """This Python thread waits for a core such a share of the time, as a system tells that is there."""
     monkeypatch.setattr(threads, "WAITED", __file__)
-    monkeypatch.setattr(threads, "_waited", lambda: share * max(time.perf_counter() - since, 0.0))
+    monkeypatch.setattr(threads, "_waiting_seconds", lambda: share * max(time.perf_counter() - since, 0.0))
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.01, GIVEN), (0.2, GIVEN), (0.5, 1)])
@@ -123,8 +123,8 @@ def test_what_is_over_by_the_second_trial_costs_no_thread_and_is_not_tried_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fifth of the time is more than a look and the first trial allow, and less than the second asks for."""
-    tried, crowded = [], threads._crowded
-    monkeypatch.setattr(threads, "_crowded", lambda: tried.append(1) or crowded())
+    tried, crowded = [], threads._has_to_wait
+    monkeypatch.setattr(threads, "_has_to_wait", lambda: tried.append(1) or crowded())
     monkeypatch.setattr(threads, "REST", 20)
     waiting(monkeypatch, 0.2)
     with threads_for(threads.SEVERAL_PAY):
@@ -138,7 +138,7 @@ def test_what_is_over_by_the_second_trial_costs_no_thread_and_is_not_tried_again
 def test_threads_are_halved_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(8)
     answers = iter([True, True, False])
-    monkeypatch.setattr(threads, "_crowded", lambda: next(answers))
+    monkeypatch.setattr(threads, "_has_to_wait", lambda: next(answers))
     with threads_for(threads.SEVERAL_PAY):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 8
@@ -148,10 +148,10 @@ def test_the_system_is_read_as_it_tells(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.undo()
     (tmp_path / "schedstat").write_text("7 2500000000 3\n")
     monkeypatch.setattr(threads, "WAITED", str(tmp_path / "schedstat"))
-    assert threads._waited() == 2.5
+    assert threads._waiting_seconds() == 2.5
     monkeypatch.setattr(threads, "WAITED", str(tmp_path / "none"))
-    assert threads._waited() == 0.0
-    assert not threads._crowded()
+    assert threads._waiting_seconds() == 0.0
+    assert not threads._has_to_wait()
 
 
 def test_parts_of_a_large_solve_that_are_small_have_one_thread() -> None:

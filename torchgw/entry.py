@@ -12,7 +12,7 @@ from torchgw import validate
 from torchgw.options import GROUPS, GWOptions
 from torchgw.runtime.caller import allocating
 from torchgw.runtime.keywords import places, refusal
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.runtime.threads import own_threads
 
 P = ParamSpec("P")
@@ -90,7 +90,7 @@ def entry(
             with allocating(name, advice):
                 return function(*arguments, **keywords)
 
-        return undisturbed(call, refusing=name)
+        return isolate(call, refusing=name)
 
     return decorate
 

@@ -31,7 +31,7 @@ from torchgw.options import GWOptions
 from torchgw.request.names import check_names
 from torchgw.request.request import Cost
 from torchgw.request.spaces import check_distances
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.types import Array, Callback, Epsilon, RandomState
 
 try:
@@ -48,7 +48,7 @@ BATCH_ROWS, BATCH_ELEMENTS = 1024, 2**24
 ROUNDING, TINY = 1e-5, 1e-150  # of the extent, and absolute: below it rows are equal
 
 
-@undisturbed_methods
+@isolate_methods
 class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Map the points X of one space to the space of the points y by Gromov-Wasserstein transport.
 

@@ -20,7 +20,7 @@ from torchgw import validate
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.search.automorphisms import most_agreements
 from torchgw.types import Array, Coupling
 
@@ -54,7 +54,7 @@ class Correlation(NamedTuple):
     spearman: float
 
 
-@undisturbed
+@isolate
 def foscttm(
     X: Array | Tensor, Y: Array | Tensor, truth: Array | Tensor | None = None, *, per_point: bool = False
 ) -> Any:
@@ -111,7 +111,7 @@ def foscttm(
     return float(found[0].mean() + found[1].mean()) / 2
 
 
-@undisturbed
+@isolate
 def label_transfer_accuracy(labels_x: Any, labels_y: Any, carrier: Any, *, k: int = 5) -> float:
     """Share of source points that get their own label when those of the target are carried over.
 
@@ -163,7 +163,7 @@ def label_transfer_accuracy(labels_x: Any, labels_y: Any, carrier: Any, *, k: in
     return float((got == own)[known].mean())
 
 
-@undisturbed
+@isolate
 def node_correctness(matching: Any, truth: Array | Tensor, *, automorphisms_of: Any = None) -> float:
     """Share of nodes that get their true match, also up to the automorphisms of the target graph.
 
@@ -227,7 +227,7 @@ def node_correctness(matching: Any, truth: Array | Tensor, *, automorphisms_of: 
     return best / count
 
 
-@undisturbed
+@isolate
 def hits_at_k(candidates: Any, truth: Array | Tensor, k: int) -> float:
     """Share of points whose true match is among their first k candidates (hits@k, also called precision@k).
 
@@ -261,7 +261,7 @@ def hits_at_k(candidates: Any, truth: Array | Tensor, k: int) -> float:
     return float((found[:, :k] == known[:, None]).any(1)[known >= 0].mean())
 
 
-@undisturbed
+@isolate
 def mean_reciprocal_rank(candidates: Any, truth: Array | Tensor, *, k: int = 100) -> float:
     """Mean of 1 / r_i, where r_i is the place of the true match among the candidates of point i, 1 for the first.
 
@@ -294,7 +294,7 @@ def mean_reciprocal_rank(candidates: Any, truth: Array | Tensor, *, k: int = 100
     return float(np.where(right.any(1), 1 / (right.argmax(1) + 1), 0.0).mean())
 
 
-@undisturbed
+@isolate
 def geodesic_error_curve(
     matching: Any,
     truth: Array | Tensor,
@@ -361,7 +361,7 @@ def geodesic_error_curve(
     return _like(within.mean(0), thresholds, truth, distances)
 
 
-@undisturbed
+@isolate
 def carried_correlation(values_x: Array | Tensor, values_y: Array | Tensor, plan: Any) -> Correlation:
     """Pearson's and Spearman's correlation of a value on the source points with the same value carried from the target.
 
@@ -406,7 +406,7 @@ def carried_correlation(values_x: Array | Tensor, values_y: Array | Tensor, plan
     return Correlation(_correlation(one, other), _correlation(rankdata(one), rankdata(other)))
 
 
-@undisturbed
+@isolate
 def cycle_error(*matchings: Any, distances: Any = None) -> float:
     """How far a cycle of matchings is from the identity: the share of points that do not come back to themselves.
 

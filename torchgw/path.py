@@ -30,7 +30,7 @@ from torchgw.request.attributes import replace_attributes
 from torchgw.request.request import build_problem
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.keywords import returned
+from torchgw.runtime.keywords import hide_constructor
 from torchgw.spaces.prepare import make_providers
 from torchgw.spaces.scale import unit_of
 from torchgw.types import AmbiguityWarning, Array, BlurWarning, ConvergenceWarning, is_provider
@@ -42,7 +42,7 @@ STABLE, COMPARED, BLOCK_ELEMENTS = 0.01, 1000, 2**24
 PAIRS = 300
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class EpsilonPath:
     """Results along a falling epsilon, from `epsilon_path`.

@@ -27,8 +27,8 @@ from torchgw.request.limits import (
     dense_bytes,
     ends_sharp,
 )
-from torchgw.runtime.keywords import returned
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.keywords import hide_constructor
+from torchgw.runtime.surroundings import isolate
 from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.spaces.device_neighbours import build_bytes
 from torchgw.types import AUTO, Epsilon
@@ -51,7 +51,7 @@ LOW_RANK_SECONDS = 3e-5  # for each point and unit of rank
 CELLS_SECONDS = 1.0
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
     """Memory and time of one strategy.
@@ -75,7 +75,7 @@ class Forecast:
         return f"{self.strategy}: {self.memory / 2**30:.2f} GiB{time}{'; ' + self.against if self.against else ''}"
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Forecasts of all strategies, and the one that would run.
@@ -101,7 +101,7 @@ class Estimate:
         return "\n".join([f"on {self.device}, {would}:", *lines])
 
 
-@undisturbed
+@isolate
 def estimate(
     N: int,
     K: int,

@@ -28,7 +28,7 @@ from torchgw.batched.polish import PairPlan, polish_batch, product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.kernels.small_transport.reference import IterationCounts
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.initial_guesses import SHARPNESS, SIGNS, relative_cost
 from torchgw.sinkhorn.loop import interpolate_epsilon
 from torchgw.sinkhorn.scaling import scale_plans
@@ -139,8 +139,8 @@ def _chunks(
 
 def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pairs:
     """The problems of several pairs as one."""
-    DX, DY = (sent(torch.stack([pair[side].distances for pair in levels]), device) for side in (0, 1))
-    p, q = (sent(torch.stack([pair[side].mass for pair in levels])[:, None], device) for side in (0, 1))
+    DX, DY = (to_device(torch.stack([pair[side].distances for pair in levels]), device) for side in (0, 1))
+    p, q = (to_device(torch.stack([pair[side].mass for pair in levels])[:, None], device) for side in (0, 1))
     return Pairs(DX, DY, p, q)
 
 
@@ -154,9 +154,11 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
     scores = []
     product = pairs.p.mT * pairs.q
     for kind in range(len(sides[0][0].features)):
-        x, y = (sent(torch.stack([pair[side].features[kind] for pair in sides]), device) for side in (0, 1))
+        x, y = (to_device(torch.stack([pair[side].features[kind] for pair in sides]), device) for side in (0, 1))
         signed = (
-            [x * sent(torch.tensor(signs, dtype=torch.float32), device) for signs in SIGNS] if kind == MODES else [x]
+            [x * to_device(torch.tensor(signs, dtype=torch.float32), device) for signs in SIGNS]
+            if kind == MODES
+            else [x]
         )
         scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
@@ -177,7 +179,7 @@ def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[
     plans = anneal_pairs(pairs, start, temperatures, SEARCH_EFFORT)
     energy = pairs.energies(plans.T)
     ranks = _distinct(plans.T.view(copies, B, -1), energy.view(copies, B))
-    energies, epsilons, *found = (each.flatten().tolist() for each in fetched(energy, plans.epsilon, *ranks))
+    energies, epsilons, *found = (each.flatten().tolist() for each in to_host(energy, plans.epsilon, *ranks))
     basins = []
     for rank in found:
         for column, guess in enumerate(rank):
@@ -208,7 +210,7 @@ def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: 
         [interpolate_epsilon(a, b, step / (steps - 1)) for a, b in zip(first, last, strict=True)]
         for step in range(steps)
     ]
-    return sent(torch.tensor(rows, dtype=torch.float32), device)
+    return to_device(torch.tensor(rows, dtype=torch.float32), device)
 
 
 def _end(basin: PairBasin, sides: Sides, number: int) -> tuple[float, int]:
@@ -244,22 +246,22 @@ def _descend(
         if steps:
             temperatures = _falling([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
             plans = anneal_pairs(pairs, plans, temperatures, STAGES[number - 1].effort)
-        energy, epsilon = (each.flatten().tolist() for each in fetched(pairs.energies(plans.T), plans.epsilon))
+        energy, epsilon = (each.flatten().tolist() for each in to_host(pairs.energies(plans.T), plans.epsilon))
         states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)
         yield [PairBasin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
 
 
 def _lift_plans(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
     """Plans and potentials of cells, spread over the cells within them."""
-    rows, columns = (sent(torch.stack([pair[side].parent for pair in levels]), device) for side in (0, 1))
-    shares = [sent(torch.stack([pair[side].share for pair in levels]), device) for side in (0, 1)]
+    rows, columns = (to_device(torch.stack([pair[side].parent for pair in levels]), device) for side in (0, 1))
+    shares = [to_device(torch.stack([pair[side].share for pair in levels]), device) for side in (0, 1)]
     coarse = _pad_and_stack([basin.plan for basin in basins])
     plan = coarse.gather(1, rows[:, :, None].expand(-1, -1, coarse.shape[2]))
     plan = plan.gather(2, columns[:, None].expand(-1, plan.shape[1], -1))
     plan = plan.mul_(shares[0][:, :, None]).mul_(shares[1][:, None])
     f = _pad_and_stack([basin.f for basin in basins]).gather(1, rows)[:, None]
     g = _pad_and_stack([basin.g for basin in basins]).gather(1, columns)[:, None]
-    epsilon = sent(torch.tensor([basin.epsilon for basin in basins], dtype=torch.float32), device)
+    epsilon = to_device(torch.tensor([basin.epsilon for basin in basins], dtype=torch.float32), device)
     return Plans(plan, f, g, epsilon[:, None, None])
 
 

@@ -21,7 +21,7 @@ from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
 from torchgw.report.contents import finite
 from torchgw.request.devices import unusable
-from torchgw.runtime.replayed import ungraphed
+from torchgw.runtime.replayed import reason_not_to_capture
 from torchgw.validate import OTHER_DEVICES, no_gpu
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
@@ -106,7 +106,7 @@ def backends(device: torch.device) -> dict[str, dict[str, str]]:
             for one in family.FAMILY
         }
     if device.type == "cuda":
-        found["steps"] = {"graphs": ungraphed(device) or "taken"}
+        found["steps"] = {"graphs": reason_not_to_capture(device) or "taken"}
     return found
 
 

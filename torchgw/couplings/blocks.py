@@ -16,14 +16,14 @@ from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import cumulative_sum, scatter
 from torchgw.persist.codec import storable
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.types import Array, Coupling
 
 HALF = 2**21  # half of the last digit that `round_digits` keeps, in those of float64
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": ON_GPU}
 
 
-@partial(undisturbed_methods, traced=True)
+@partial(isolate_methods, traced=True)
 class BlockCoupling(ABC):
     """Everything a `Coupling` offers, derived from ``rows``."""
 
@@ -31,7 +31,7 @@ class BlockCoupling(ABC):
     exact = False  # whether an entry is the same number however it is read, as stored ones are
 
     def __init_subclass__(cls) -> None:
-        undisturbed_methods(cls, traced=True)
+        isolate_methods(cls, traced=True)
 
     @property
     def potentials(self) -> tuple[Tensor, Tensor] | None:

@@ -23,7 +23,7 @@ from torchgw.couplings.blocks import as_block_coupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.sampling import draw, make_generator
 from torchgw.runtime.caller import allocating
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.types import Array, Coupling, RandomState
 
 NEGLIGIBLE = 1e-12  # of the mass: entries that conditional gradients have left behind
@@ -40,7 +40,7 @@ def point_indices(name: str, value: Any, n: int) -> Tensor:
     return torch.from_numpy(given.astype(np.int64))
 
 
-@undisturbed_methods
+@isolate_methods
 class Readable:
     """A coupling of N source with K target points.
 

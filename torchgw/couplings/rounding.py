@@ -23,8 +23,8 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.shared import TileReader
 from torchgw.kernels.tiles import TiledPlan, Tiles
 from torchgw.marginals import Balanced, Marginals
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.types import Coupling
 
 
@@ -86,7 +86,7 @@ def _rank_one_correction(
     return missing_p * (wanted / missing_p.sum().clamp_min(tiny)), missing_q / missing_q.sum().clamp_min(tiny)
 
 
-@replayed()
+@as_cuda_graph()
 def residuals(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """All L1 residuals (m,) of hard marginals, or of bounds and a total."""
     if marginals.total is not None or marginals.varied:
@@ -114,7 +114,7 @@ def round_to_marginals(
     return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, x, y), missed
 
 
-@replayed("plan")
+@as_cuda_graph("plan")
 def round_plan(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """A stored plan (N, K) rounded in place."""
     if marginals.balanced:
@@ -169,7 +169,7 @@ class TileRounding(NamedTuple):
         return TiledCoupling(FactoredPlan(A, B, self.f, self.g, self.x, self.y, rows, columns, tiles=tiles))
 
 
-@replayed()
+@as_cuda_graph()
 def sweep_tiles(
     kernel: TileReader, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, p: Tensor, q: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,13 +204,13 @@ def round_tiles(
     """
     bounded = min(marginals.weights) == math.inf
     scaled, told = _scale_to_marginals(kernel, plan, p, q, marginals, bounded, left, right)
-    missed, beyond = (part.tolist() for part in fetched(*told))
+    missed, beyond = (part.tolist() for part in to_host(*told))
     residual = max(missed, default=0.0)
     if bounded:
         # Where rounding has left a point with more than its mass, all give up as much: then what is missing is exact.
         most = max(1.0, *beyond)
         residual = max(residual, 1 - 1 / most)
-        given_up = sent(torch.tensor([most, math.log2(most)], dtype=torch.float64), p.device)
+        given_up = to_device(torch.tensor([most, math.log2(most)], dtype=torch.float64), p.device)
         f, g, rows, columns, core, x, y = _add_correction(scaled, given_up, p, q, marginals)
     else:
         (f, g, rows, columns, core), x, y = scaled, torch.zeros_like(p), torch.zeros_like(q)
@@ -232,7 +232,7 @@ class _ScaledTiles(NamedTuple):
     core: Tensor
 
 
-@replayed()
+@as_cuda_graph()
 def _scale_to_marginals(
     kernel: TileReader,
     plan: TiledPlan,
@@ -262,7 +262,7 @@ def _scale_to_marginals(
     return _ScaledTiles(f, g, rows, columns, core), (missed, exceeding)
 
 
-@replayed()
+@as_cuda_graph()
 def _add_correction(
     scaled: _ScaledTiles, given_up: Tensor, p: Tensor, q: Tensor, marginals: Marginals
 ) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import cumulative_sum, scatter
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.types import Array
 
 
@@ -35,8 +35,8 @@ class SparseCoupling(BlockCoupling):
         """Of a SciPy CSR array (N, K)."""
         plan.sort_indices()
         parts = (torch.from_numpy(np.array(part, dtype=np.int64)) for part in (plan.indices, plan.indptr))
-        column, first = (sent(part, device) for part in parts)
-        return cls(sent(torch.from_numpy(plan.data), device), column, first, torch.tensor(plan.shape[1]))
+        column, first = (to_device(part, device) for part in parts)
+        return cls(to_device(torch.from_numpy(plan.data), device), column, first, torch.tensor(plan.shape[1]))
 
     @property
     def matrix(self) -> Any:

@@ -14,7 +14,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.persist.codec import storable
-from torchgw.runtime.keywords import returned
+from torchgw.runtime.keywords import hide_constructor
 from torchgw.types import Array
 
 APART = 0.1  # of the largest distance: matchings that are nearer on average are one
@@ -23,7 +23,7 @@ TINY = 1e-9  # of the largest squared distance: below it energies are rounding
 SINGLE = 2.0**-22  # the same of plans that were found in float32, whose energies differ by as much
 
 
-@returned
+@hide_constructor
 @storable
 @dataclass(frozen=True, kw_only=True)
 class Basin:
@@ -65,7 +65,7 @@ def is_nearly_tie(best: Basin, other: Basin, unit: float, factor: float = NEAR_T
     return other.level == best.level and other.energy <= factor * max(best.energy, SINGLE * unit)
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
     """What is certain of a plan, in the units of its value.
@@ -134,7 +134,7 @@ class Certificate:
         return f"{bound}; {near}; {searched}{bent}"
 
 
-@returned
+@hide_constructor
 @storable
 @dataclass(frozen=True, kw_only=True)
 class Rung:
@@ -157,7 +157,7 @@ class Rung:
     seconds: float
 
 
-@returned
+@hide_constructor
 @storable
 @dataclass(frozen=True, kw_only=True)
 class EpsilonStep:
@@ -180,7 +180,7 @@ class EpsilonStep:
     seconds: float
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True)
 class IssuedWarning:
     """A warning that a solve gave.
@@ -198,7 +198,7 @@ class IssuedWarning:
         return f"{self.category}: {self.text}"
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, repr=False)
 class Confidence:
     """Three views of source points, each (N,), or (m,) for m points that were asked for.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from torchgw.persist.codec import storable
-from torchgw.runtime.keywords import returned
+from torchgw.runtime.keywords import hide_constructor
 
 
 @storable
@@ -43,7 +43,7 @@ class Status(Enum):
         return self in (Status.PLATEAU, Status.SETTLED, Status.STATIONARY)
 
 
-@returned
+@hide_constructor
 @storable
 @dataclass(frozen=True)
 class History:

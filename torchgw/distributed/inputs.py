@@ -73,8 +73,8 @@ def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str,
     for name, space in in_files.items():
         _check_shape(name, space.shape, ranks.count)
     searched = [name for name in "XY" if not is_provider(given[name])]
-    ranks.dealt([partial(of_all, name) for name in searched])  # as `torchgw.spaces.shared` deals them
-    ranks.dealt([of_share] * ranks.count)
+    ranks.scatter([partial(of_all, name) for name in searched])  # as `torchgw.spaces.shared` deals them
+    ranks.scatter([of_share] * ranks.count)
     standing = {name: np.broadcast_to(np.zeros(1), space.shape) for name, space in in_files.items()}
     return given | standing | whole, shares
 
@@ -99,7 +99,7 @@ def different(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | No
     told = {name: digest(value) for name, value in given.items() if name not in OWN}
     seed = given["random_state"]
     told["random_state"] = digest(int(seed) if isinstance(seed, Integral) else type(seed).__name__)
-    every = ranks.dealt([lambda: told] * ranks.count)
+    every = ranks.scatter([lambda: told] * ranks.count)
     for rank, other in enumerate(every):
         names = [name for name, found in other.items() if found != every[0][name]]
         if names:

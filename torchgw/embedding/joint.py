@@ -31,8 +31,8 @@ from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest
 from torchgw.embedding.graph import JointGraph, Plan, affinities, check_data_sets, plan_between, space_graph
 from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.keywords import returned
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.keywords import hide_constructor
+from torchgw.runtime.surroundings import isolate
 from torchgw.spaces.edges import components, symmetrise_edges
 from torchgw.spaces.graph import GraphReport
 from torchgw.types import Array, ConvergenceWarning, Coupling, GraphWarning, RandomState
@@ -44,7 +44,7 @@ TIE = 1e-3
 Results: TypeAlias = "Sequence[Readable | Coupling] | Mapping[tuple[int, int], Readable | Coupling]"
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, kw_only=True, repr=False)
 class JointEmbedding:
     """Coordinates that several spaces share, from `joint_embedding`.
@@ -79,7 +79,7 @@ class JointEmbedding:
         return f"JointEmbedding({sizes} points, {len(self.eigenvalues)} components, {ended}, solver {self.solver})"
 
 
-@undisturbed
+@isolate
 def joint_embedding(
     spaces: Sequence[Any],
     results: Results,

@@ -20,8 +20,8 @@ from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
 from torchgw.gradients.solution import StationaryPlan
 from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.keywords import returned
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.keywords import hide_constructor
+from torchgw.runtime.surroundings import isolate
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import DIRECT_ONCE, DIRECT_SIZE, PlanSensitivity, Response
@@ -31,7 +31,7 @@ GMRES_TOLERANCE = 1e-11
 SOLVED = 1e-8
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True)
 class GradientReport:
     """What a gradient through the plan can be trusted for.
@@ -94,7 +94,7 @@ class Adjoint:
         )
         return first._replace(a=a, b=b, c=-weight * first.c)
 
-    @undisturbed
+    @isolate
     def pull_back(self, G: FactoredCost, theta: Parameters, needed: list[bool]) -> list[Tensor | None]:
         """dL/dtheta for those of its tensors that are needed, from dL/dT."""
         with threads_for(math.prod(self.solution.plan.shape)):

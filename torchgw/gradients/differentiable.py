@@ -18,7 +18,7 @@ from torchgw.gradients.unrolled import unroll_fixed_point
 from torchgw.kernels.sums import scatter
 from torchgw.objective.model import Model
 from torchgw.runtime.autograd import own_copies, reattach, refuse_double_backward
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.types import DifferentiableSolution, DistanceProvider
@@ -49,7 +49,7 @@ class Differentiable:
         """Of the last backward pass through the plan; None before, and for other modes."""
         return None if self.adjoint is None else self.adjoint.report
 
-    @undisturbed
+    @isolate
     def loss(self) -> Tensor:
         """The entropic objective ()."""
         solution = self.solution
@@ -64,7 +64,7 @@ class Differentiable:
         (loss,) = reattach([2 * theta.scale.square() * half], own, inputs)
         return loss
 
-    @undisturbed
+    @isolate
     def plan(self) -> Tensor:
         """T (N, K), dense."""
         if self._plan is not None:
@@ -73,7 +73,7 @@ class Differentiable:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
         return self.theta.scale * apply_function(_PlanOfParameters, self.adjoint, self.theta, *self.theta.tensors())
 
-    @undisturbed
+    @isolate
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         V = V.to(self.solution.plan.dtype)

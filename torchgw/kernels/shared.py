@@ -81,8 +81,8 @@ class SharedScore:
 
     def softmin(self, bias: Tensor, axis: int) -> Tensor:
         if axis == 1:
-            return self.ranks.joined(self.rows.softmin(bias, 1), len(self.A))
-        return self.ranks.joined(self.columns.softmin(bias, 0), len(self.B))
+            return self.ranks.all_gather(self.rows.softmin(bias, 1), len(self.A))
+        return self.ranks.all_gather(self.columns.softmin(bias, 0), len(self.B))
 
     @cached_property
     def whole(self) -> Softmins:
@@ -93,7 +93,7 @@ class SharedScore:
         if len(self.A) * len(self.B) <= SWEPT_ALONE:
             return self.whole.sweep(g, log_p, f, weight)
         f, softmin = self.rows.sweep(g, self.ranks.own(log_p), self.ranks.own(f), weight)
-        return self.ranks.joined(f, len(self.A)), logsumexp_over_ranks(softmin, self.ranks)
+        return self.ranks.all_gather(f, len(self.A)), logsumexp_over_ranks(softmin, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class SharedTiles:
         rows = self.ranks.share(len(A), UNIT)
         own = tiles.of_rows(rows)
         found = self.kernel.softmin(A[rows], B, own, bias, 1) if own.n else bias[:0]
-        return self.ranks.joined(found, len(A), UNIT)
+        return self.ranks.all_gather(found, len(A), UNIT)
 
     def read(self, A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:
         """T V and T^T W, for V, W that all ranks have, and shares of A, B."""
@@ -161,9 +161,9 @@ class SharedTiles:
         ranks, k = self.ranks, tiles.k
         own = tiles.of_rows(ranks.share(tiles.n, UNIT))
         if k < MANY_COLUMNS:
-            yield slice(0, k), own, [ranks.joined(share, k, UNIT) for share in shares]
+            yield slice(0, k), own, [ranks.all_gather(share, k, UNIT) for share in shares]
             return
-        for columns, rows in ranks.passed(shares, k, UNIT, PASSED):
+        for columns, rows in ranks.ring(shares, k, UNIT, PASSED):
             yield columns, own.of_columns(columns), rows
 
     def _whole(self, pieces: Iterator[tuple[int, PlanProducts]], tiles: Tiles) -> PlanProducts:
@@ -174,7 +174,7 @@ class SharedTiles:
                 TV = torch.zeros_like(piece.TV)
             TV += piece.TV
             of_columns.append(piece.TtW)
-        return PlanProducts(ranks.joined(TV, n, UNIT), ranks.sum(torch.cat(of_columns)))
+        return PlanProducts(ranks.all_gather(TV, n, UNIT), ranks.sum(torch.cat(of_columns)))
 
 
 StreamedKernel: TypeAlias = Kernel | SharedKernel

@@ -28,8 +28,8 @@ from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import cumulative_sum
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_host
 
 TILE, UNIT = 128, 2048  # points of the tiles that most is read in, and of the largest ones, which shares end with
 CHUNK_ELEMENTS = {"cpu": 2**22, "cuda": ON_GPU}
@@ -130,7 +130,7 @@ class TiledPlan(NamedTuple):
     tiles: Tiles
 
 
-@replayed()
+@as_cuda_graph()
 def _pairs(tiles: Tiles) -> Tensor:
     """How many pairs of points the kept tiles hold, ()."""
     rows, columns = (
@@ -204,11 +204,11 @@ def choose_tiles(
     n, k = len(f), len(g)
     keep, first, told = _select_tiles(A, B, f, g, masses, size, share, ranks)
     tiles = Tiles(size, n, k, first, keep.nonzero()[:, 1])
-    omitted_mass, moved, *in_runs, widest_cross = fetched(told)[0].tolist()
+    omitted_mass, moved, *in_runs, widest_cross = to_host(told)[0].tolist()
     return TileSelection(tiles, omitted_mass, moved, max(in_runs), widest_cross)
 
 
-@replayed()
+@as_cuda_graph()
 def _select_tiles(
     A: Tensor, B: Tensor, f: Tensor, g: Tensor, masses: tuple[Tensor, Tensor], size: int, share: float, ranks: Ranks
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +217,7 @@ def _select_tiles(
     n, k = len(f), len(g)
     own = _TiledSide.of(A, f[ranks.share(n, UNIT)], size)
     found, widest = [], []
-    for where, (theirs,) in ranks.passed((B,), k, UNIT):
+    for where, (theirs,) in ranks.ring((B,), k, UNIT):
         columns = _TiledSide.of(theirs, g[where], size)
         widest.append(columns.widest)
         step = block_rows(own.count, max(k, size * columns.count), A.device, CHUNK_ELEMENTS)
@@ -225,8 +225,8 @@ def _select_tiles(
         parts += [torch.stack(_bounds(own, columns, slice(i, i + step))) for i in range(0, own.count, step)]
         found.append(torch.cat(parts, 1))
     most = -(-n // size)
-    bound, second = ranks.joined(torch.cat(found, 2).transpose(0, 1), most, UNIT // size).unbind(1)
-    rows_widest, columns_widest = ranks.joined(own.widest, most, UNIT // size), torch.cat(widest)
+    bound, second = ranks.all_gather(torch.cat(found, 2).transpose(0, 1), most, UNIT // size).unbind(1)
+    rows_widest, columns_widest = ranks.all_gather(own.widest, most, UNIT // size), torch.cat(widest)
     rows_mass, columns_mass = (
         torch.nn.functional.pad(mass, (0, -len(mass) % size)).reshape(-1, size).sum(1) for mass in masses
     )

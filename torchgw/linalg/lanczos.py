@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 
 Matvec: TypeAlias = "Callable[[tuple[Tensor, ...], Tensor], Tensor]"
 Stop: TypeAlias = "Callable[[Tensor, Tensor], bool]"
@@ -285,7 +285,7 @@ def slow_directions(
     )
     values, vectors, error = _ritz_errors(found.alphas, torch.cat((found.betas, found.residual[:, None]), 1))
     slow = ((values < SLOW) & (error < CONVERGED)).nonzero()[:, 0]
-    least, largest = fetched(values[0], values[-1])
+    least, largest = to_host(values[0], values[-1])
     return Spectrum(values[slow], found.basis[0].T @ vectors[:, slow], float(least), float(largest))
 
 

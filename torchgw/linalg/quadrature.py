@@ -27,7 +27,7 @@ from torch import Tensor
 from torchgw.linalg.eigenpairs import OrthonormalBasis
 from torchgw.linalg.lanczos import recurrence, ritz_pairs
 from torchgw.linalg.operators import Operator, matvec
-from torchgw.runtime.keywords import returned
+from torchgw.runtime.keywords import hide_constructor
 from torchgw.types import Array
 
 
@@ -37,7 +37,7 @@ class Isotropic(Protocol):
     def __call__(self, count: int, generator: torch.Generator) -> Tensor: ...
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True)
 class Quadrature:
     """Gauss quadrature of a spectrum from M random vectors.

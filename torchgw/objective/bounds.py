@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import ON_GPU, WIDE, block_rows, blocks
 from torchgw.kernels.sums import cumulative_sum
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.scale import without_scale
 from torchgw.types import Array, DistanceProvider
@@ -95,7 +95,7 @@ def partial_prices(b: Tensor, mass: Tensor) -> Tensor:
     return (b - torch.where(mass > 0, b, -torch.inf).amax(-1, keepdim=True)).clamp_max(0.0)
 
 
-@replayed()
+@as_cuda_graph()
 def lowest_cost(cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, total: float | None = None) -> Tensor:
     """What every plan costs at least (...), by column potentials b (..., K).
 
@@ -126,7 +126,7 @@ def second_bound(
     return _bound(spaces, p, q, means) if few or means is not None else 0.0
 
 
-@replayed()
+@as_cuda_graph()
 def _bound(
     spaces: tuple[DistanceProvider, DistanceProvider] | None, p: Tensor, q: Tensor, means: tuple[Tensor, Tensor] | None
 ) -> Tensor:

@@ -25,7 +25,7 @@ from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
 from torchgw.objective.value import Objective, is_affordable, objective, sampled_objective
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import DistanceProvider
 
@@ -165,7 +165,7 @@ def certify(
 
 def _to_floats(*given: Tensor | float) -> list[float]:
     """All of them as numbers, those of a device in one transfer."""
-    read = iter(fetched(*(each for each in given if isinstance(each, Tensor))))
+    read = iter(to_host(*(each for each in given if isinstance(each, Tensor))))
     return [float(next(read)) if isinstance(each, Tensor) else each for each in given]
 
 
@@ -198,7 +198,7 @@ def _linear_problem(
     cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
     if sample is not None:
         index = draw(p, SAMPLED_ROWS, sample)
-        some = FactoredCost(cost.a[index], ranks.own(cost.b), ranks.taken(cost.U, len(p), index), cost.V)
+        some = FactoredCost(cost.a[index], ranks.own(cost.b), ranks.gather(cost.U, len(p), index), cost.V)
         a = ranks.least(c_transform(some, ranks.own(dual), ranks.own(q)))
         return dual_bound(a, dual, (p.sum() / SAMPLED_ROWS).expand(SAMPLED_ROWS), q), beside
     if varied:

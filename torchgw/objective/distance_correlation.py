@@ -24,7 +24,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import sample_evenly
 from torchgw.runtime.ranks import ranks_of
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import without_scale
 from torchgw.types import Coupling, DistanceProvider
@@ -76,7 +76,7 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
     return r if abs(r) == 1 else math.tanh(math.atanh(r) - 2 / math.sqrt(max(n * (n - 3) / 2 - 1, 1)))
 
 
-@replayed()
+@as_cuda_graph()
 def _sample_matches(
     plan: Coupling, source: DistanceProvider, target: DistanceProvider, rows: Tensor, p: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

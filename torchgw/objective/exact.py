@@ -34,7 +34,7 @@ from torchgw.kernels.blocks import block_rows, blocks, points_at_once
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.scale import without_scale
@@ -135,7 +135,7 @@ class ExactGradient:
         return FactoredCost(self.a, self.b, self.source.rows(rows).T @ T, self.target.rows(columns).T)
 
 
-@replayed()
+@as_cuda_graph()
 def _cost(gradient: ExactGradient, coupling: Coupling, p: Tensor, q: Tensor | None) -> FactoredCost:
     return gradient.cost(coupling, p, q)
 
@@ -175,7 +175,7 @@ def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: T
     return FactoredCost(a, b, U, V)
 
 
-@replayed()
+@as_cuda_graph()
 def factored_quadratic(
     product: Tensor, left: Factors, right: Factors, p: Tensor, q: Tensor, ranks: Ranks = ALONE
 ) -> Tensor:
@@ -248,7 +248,7 @@ def directed_product(
     return (one + other) / 2
 
 
-@replayed()
+@as_cuda_graph()
 def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
     """(D o D) mass (N,), the squared eccentricities; of asymmetric D their mean over both directions."""
     factors = space.factors()
@@ -276,14 +276,14 @@ def mean_of(f: Tensor, mass: Tensor, symmetric: bool) -> Tensor:
     return found if symmetric else (found + f.T @ mass) / 2
 
 
-@replayed()
+@as_cuda_graph()
 def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """(D o D) mass (N,) for D = F diag(signs) F^T, in the dtype of F, the ranks' shares; O(N r^2)."""
     signed = F * signs
-    return ranks.joined(((signed @ inner_product(F, F, mass, ranks).to(F.dtype)) * signed).sum(1), len(mass))
+    return ranks.all_gather(((signed @ inner_product(F, F, mass, ranks).to(F.dtype)) * signed).sum(1), len(mass))
 
 
-@replayed()
+@as_cuda_graph()
 def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """<mass, (D o D) mass> for D = F diag(signs) F^T, in the dtype of the masses; O(N r^2), memory of a block."""
     signs = signs.to(mass.dtype)

@@ -34,8 +34,8 @@ from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
 from torchgw.runtime.ranks import ranks_of
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import without_scale
@@ -63,7 +63,7 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
     gain where nothing can be gained. O((N + K) r^2) of factored distances, a product with a space that has its own; of
     others 1000 rows of each space, 64 where each row is a search. Of a linear cost 1000 rows and columns, and its mean.
     """
-    return product_plan_from_moments(model, fetched(*product_moments(model, spaces)), unit)
+    return product_plan_from_moments(model, to_host(*product_moments(model, spaces)), unit)
 
 
 def product_moments(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[Tensor, ...]:
@@ -95,7 +95,7 @@ def product_plan_from_moments(model: Model, found: Sequence[Tensor], unit: float
     return ProductPlan(chance, gain if NONE * unit < gain < math.inf else unit)
 
 
-@replayed()
+@as_cuda_graph()
 def moments(space: DistanceProvider, mass: Tensor, loss: SeparableLoss = SQUARE, side: int = 0) -> Tensor:
     """Means (3,) of h, h^2 and f of the distances of a space, the functions that the loss has for this ``side``, over
     pairs drawn by their ``mass``."""

@@ -28,7 +28,7 @@ from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, negentropy, product_divergence, relative_entropy
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces.hierarchy import Cells
@@ -292,7 +292,7 @@ class Model:
         return self.alpha * double + self.beta * single
 
 
-@replayed()
+@as_cuda_graph()
 def _average_over_cells(
     model: Model, rows: Cells, columns: Cells
 ) -> tuple[Tensor, Tensor, FactoredCost | None, FactoredCost | None]:
@@ -362,7 +362,7 @@ def largest_entry(cost: FactoredCost) -> float:
     return found if cost.extra is None else found + float(cost.extra.max())
 
 
-@replayed()
+@as_cuda_graph()
 def mean_cost(cost: FactoredCost, plan: Tensor | Carrier, rows: Tensor, columns: Tensor) -> Tensor:
     """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with the factors of C and, where it has a
     stored part, a pass over the plan."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import points_at_once
 from torchgw.objective.exact import BLOCK_ROWS, factored_cross, mean_squares, product
 from torchgw.objective.sampled import sample_anchors
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.types import Coupling, DistanceProvider, multiplies
 
 SEARCHED_ROWS = 5000
@@ -95,5 +95,5 @@ def sampled_objective(
     kernel.fill_diagonal_(0.0)
     projections, unit = kernel.sum(1) / (SAMPLED_PAIRS - 1), p.sum() ** 2
     error = 2 * projections.std() / SAMPLED_PAIRS**0.5
-    value, error = map(float, fetched(projections.mean() * unit, error * unit))
+    value, error = map(float, to_host(projections.mean() * unit, error * unit))
     return Objective(value, False, error)

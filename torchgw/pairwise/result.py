@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchgw import validate
 from torchgw.results.matches import import_pandas, named
-from torchgw.runtime.keywords import returned
+from torchgw.runtime.keywords import hide_constructor
 from torchgw.types import Array
 
 Pair: TypeAlias = tuple[int, int]
@@ -71,7 +71,7 @@ def position(i: int, j: int, n: int) -> int:
     return n * i - i * (i + 1) // 2 + j - i - 1
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, repr=False, eq=False)
 class PairwiseResult:
     """Gromov-Wasserstein distances between all pairs of n spaces, or between n spaces and k others.

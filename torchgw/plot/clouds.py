@@ -23,7 +23,7 @@ from torchgw.diagnostics.evidence import confidence_values
 from torchgw.plot import canvas, colours
 from torchgw.results.curvature import PlanMode, curvature
 from torchgw.results.result import GWResult
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
 from torchgw.views.layout import Layout
@@ -54,7 +54,7 @@ KINDS = {
 }
 
 
-@undisturbed
+@isolate
 def matching(
     result: GWResult,
     X: Any = None,
@@ -124,7 +124,7 @@ def matching(
     return ax
 
 
-@undisturbed
+@isolate
 def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax: Axes | None = None) -> Axes:
     """The source coloured by ``values``, and the target by what the plan carries there.
 
@@ -162,7 +162,7 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     return ax
 
 
-@undisturbed
+@isolate
 def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Axes | None = None) -> Axes:
     """The source, coloured by how sure the plan is of each point.
 
@@ -211,7 +211,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     return ax
 
 
-@undisturbed
+@isolate
 def modes(
     result: GWResult, mode: int | PlanMode = 0, Y: Any = None, *, n_arrows: int = 40, ax: Axes | None = None
 ) -> Axes:

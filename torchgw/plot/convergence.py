@@ -12,7 +12,7 @@ from torchgw.diagnostics.evidence import NEAR_TIE, Basin
 from torchgw.plot import canvas
 from torchgw.plot.colours import GREY, PALE, SOURCE, TARGET
 from torchgw.results.result import GWResult
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 
 SIZE = (4.6, 3.0)
 WIDE = 30.0  # ratio of costs from which on they are drawn in logarithms
@@ -20,7 +20,7 @@ MOST_BASINS = 15
 FEW = 25  # iterations up to which each is marked
 
 
-@undisturbed
+@isolate
 def convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     """Cost of the plan over the outer iterations, with the marginal error of the inner solves on a second scale.
 
@@ -87,7 +87,7 @@ def _marginal_error(ax: Any, iteration: Any, error: Any) -> None:
     twin.spines[["top", "left"]].set_visible(False)
 
 
-@undisturbed
+@isolate
 def basins(result: GWResult, *, ax: Axes | None = None) -> Axes:
     """Energies of the local optima that the search found, the best one first.
 

@@ -14,7 +14,7 @@ from torchgw import validate
 from torchgw.couplings.reader import group_mass
 from torchgw.plot import canvas, colours
 from torchgw.results.result import GWResult
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.types import Array
 from torchgw.views import layout, point_labels
 from torchgw.views.point_labels import Labels, Numbers
@@ -51,7 +51,7 @@ class Groups:
     points: tuple[str, ...] = ()
 
 
-@undisturbed
+@isolate
 def plan(
     result: GWResult, rows: Any = None, columns: Any = None, *, bins: int | None = None, ax: Axes | None = None
 ) -> Axes:

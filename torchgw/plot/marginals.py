@@ -14,7 +14,7 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.plot import canvas
 from torchgw.plot.colours import GREY, SOURCE, TARGET
 from torchgw.results.result import GWResult
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.types import Array
 
 SIZE = (4.6, 3.0)
@@ -23,7 +23,7 @@ SMALLEST = 1e-17  # residual that is drawn where there is none
 EXACT, COARSE = 1e-10, 2e-6  # difference of two reads of a marginal, relative to the mass: in float64, in float32
 
 
-@undisturbed
+@isolate
 def residuals(result: GWResult, *, p: Any = None, q: Any = None, ax: Axes | None = None) -> Axes:
     """Marginal residuals, sorted over the points of either side.
 

@@ -9,7 +9,7 @@ from torchgw.plot import canvas
 from torchgw.plot.colours import GREY, SOURCE
 from torchgw.results.curvature import curvature
 from torchgw.results.result import GWResult
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 from torchgw.types import RandomState
 
 SIZE = (4.6, 3.0)
@@ -18,7 +18,7 @@ LEAST = 0.5  # of a change, below which none is drawn
 ROOM = 0.03  # of the range, beyond its ends
 
 
-@undisturbed
+@isolate
 def spectrum(
     result: GWResult, *, n_probes: int = 8, n_steps: int = 40, random_state: RandomState = None, ax: Axes | None = None
 ) -> Axes:

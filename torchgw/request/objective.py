@@ -20,7 +20,7 @@ from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.model import Model, largest_entry, largest_loss
 from torchgw.objective.supervision import Rules
 from torchgw.options import GWOptions
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.prepare import InputSpace
 from torchgw.spaces.resolution import RESOLUTION, measure_resolution, pick_evenly
@@ -84,7 +84,7 @@ def make_model(
     ranges.shares(sums, scale)
     if alpha > 0:
         ranges.loss(loss.name, largest_loss(loss))
-    p, q = (sent(side / end, device) for side, end in zip(masses, ends, strict=True))
+    p, q = (to_device(side / end, device) for side, end in zip(masses, ends, strict=True))
     beta = (1 - alpha) / scale
     model = Model(
         p,

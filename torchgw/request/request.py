@@ -80,7 +80,7 @@ from torchgw.request.spaces import (
 from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import InputSpace, OnDevice
@@ -214,7 +214,7 @@ class Request:
         sides = [
             (choose_few_landmarks(space, mass), mass) for space, mass in zip(spaces, self.model.masses, strict=True)
         ]
-        found = fetched(*measure_coverage(sides))
+        found = to_host(*measure_coverage(sides))
         return max(map(float, found[::3])), many and is_along_curves(self.shape, found)
 
     def _ending(self, widest: float) -> Request:

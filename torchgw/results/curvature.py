@@ -27,8 +27,8 @@ from torchgw.linalg.quadrature import Quadrature, lanczos_quadrature
 from torchgw.losses import SQUARE
 from torchgw.objective.hessian import FLAT, Hessian
 from torchgw.results.result import GWResult
-from torchgw.runtime.keywords import returned
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.keywords import hide_constructor
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.runtime.threads import threads_for
 from torchgw.sinkhorn.implicit import iterate_entries
 from torchgw.solvers.hessian import hessian_of
@@ -39,8 +39,8 @@ MOST_BYTES = 2**33  # of entries that are stored
 ASYMMETRY = 1e-9  # of the largest distance
 
 
-@returned
-@undisturbed_methods
+@hide_constructor
+@isolate_methods
 @dataclass(frozen=True, kw_only=True)
 class PlanMode:
     """A change W of the plan that is an eigenvector of its curvature; either sign of it stands for the same mode.
@@ -120,8 +120,8 @@ class PlanMode:
         return moved.cpu().numpy(), loses.cpu().numpy(), gains.cpu().numpy(), size
 
 
-@returned
-@undisturbed_methods
+@hide_constructor
+@isolate_methods
 @dataclass(frozen=True, kw_only=True)
 class PlanCurvature:
     """The ends of the spectrum of the objective's second derivative around a plan.

@@ -19,13 +19,13 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.couplings.blocks import BlockCoupling, as_block_coupling
 from torchgw.couplings.reader import Readable
-from torchgw.runtime.keywords import returned
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.keywords import hide_constructor
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.solvers.one_to_one import TOLERANCE, assign
 from torchgw.types import Array
 
 
-@returned
+@hide_constructor
 @dataclass(frozen=True, kw_only=True)
 class OneToOne:
     """The one-to-one assignment of a plan that has most mass, see `GWResult.one_to_one`.
@@ -56,7 +56,7 @@ class OneToOne:
         return f"OneToOne({len(self.source)} pairs, mass {float(self.mass.sum()):.6g}, {left}, gap {self.gap:.1e})"
 
 
-@undisturbed_methods
+@isolate_methods
 class Matched(Readable):
     """A plan whose matches are read; ``epsilon`` is NaN where it is not known."""
 

@@ -30,8 +30,8 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
 from torchgw.results.matches import Matched
-from torchgw.runtime.keywords import returned
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.keywords import hide_constructor
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
@@ -41,8 +41,8 @@ MISFIT_BITS = 0.5  # root mean square error of the score, in bits, from which on
 RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 
-@returned
-@undisturbed_methods
+@hide_constructor
+@isolate_methods
 class Unseen(Matched):
     """The plan between m new points of one side and all known points of the other; each new point has mass 1/m.
 

@@ -48,10 +48,10 @@ from torchgw.results.parts import is_divided, is_part, read_parts
 from torchgw.results.soft import Softened
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.keywords import returned
+from torchgw.runtime.keywords import hide_constructor
 from torchgw.runtime.ranks import ranks_of
-from torchgw.runtime.surroundings import undisturbed_methods
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.surroundings import isolate_methods
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import move_to_storage
@@ -88,7 +88,7 @@ class Told(NamedTuple):
     def of(cls, solution: CertifiedSolution, request: Request, spaces: ProviderPair) -> Told:
         """Of the solution of a request between these providers."""
         rows, columns = (side * request.mass for side in solution.marginals)
-        p, q = (sent(side, rows.device) for side in request.given.masses)
+        p, q = (to_device(side, rows.device) for side in request.given.masses)
         sides = move_to_storage(spaces[0], rows.device), move_to_storage(spaces[1], rows.device)
         few, apart = sample_differences(sides, request.model.masses)
         own, basins = request.given, solution.basins
@@ -102,7 +102,7 @@ class Told(NamedTuple):
             apart,
             [torch.as_tensor(side) for each in basins for side in (each.matching, each.shift) if numpy_input],
         )
-        read = iter(fetched(*(tensor for part in asked for tensor in part)))
+        read = iter(to_host(*(tensor for part in asked for tensor in part)))
         moments, looked, (missed,), apart, arrays = ([next(read) for _ in part] for part in asked)
         if numpy_input:
             basins = with_arrays(basins, zip(arrays[::2], arrays[1::2], strict=True))
@@ -116,8 +116,8 @@ class Told(NamedTuple):
         )
 
 
-@returned
-@undisturbed_methods
+@hide_constructor
+@isolate_methods
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GWResult(Softened):
     """The result of `torchgw.gw_align`.

@@ -21,7 +21,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions
 from torchgw.results.matches import Matched
 from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.surroundings import undisturbed_methods
+from torchgw.runtime.surroundings import isolate_methods
 from torchgw.solvers.soft_plan import COOLING_OPTIONS, SoftPlan, soften, value_of
 from torchgw.spaces.out_of_sample import KnownPoints, LandmarkRows
 from torchgw.types import Array, ConvergenceWarning, Coupling
@@ -29,7 +29,7 @@ from torchgw.types import Array, ConvergenceWarning, Coupling
 SMALL_ROWS = 256  # of a soft plan that are read at once
 
 
-@undisturbed_methods
+@isolate_methods
 class Softened(Matched):
     """A plan whose candidates are those of its soft plan, where it has no entropy to rank them."""
 

@@ -53,7 +53,7 @@ class Worded:
         return object.__new__(cls)
 
 
-def returned(kind: Kind) -> Kind:
+def hide_constructor(kind: Kind) -> Kind:
     """A decorator of records that functions return and users do not make: help and the reference show no arguments of
     the constructor, and no defaults of fields. It takes them as before, as `dataclasses.replace` and pickle need it."""
     made = vars(kind)["__init__"]

@@ -63,41 +63,41 @@ class Ranks:
         """The smallest over the ranks, entry by entry."""
         return -self.most(-values)
 
-    def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
+    def all_gather(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
         """The n rows of which each rank has its share."""
         return share
 
-    def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
+    def gather(self, share: Tensor, n: int, index: Tensor) -> Tensor:
         """The rows ``index`` (m,), the same on all ranks, of n that are shared."""
         return share[index]
 
-    def moved(self, share: Tensor, order: Tensor, unit: int = 1) -> Tensor:
+    def permute(self, share: Tensor, order: Tensor, unit: int = 1) -> Tensor:
         """This rank's share of ``values[order]`` (N, r), an order (N,) that all know of rows that are shared."""
         return share[order]
 
-    def passed(
+    def ring(
         self, shares: Sequence[Tensor], n: int, unit: int, most: int | None = None
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         """Runs of rows of matrices of n rows, of which each rank has its shares, one run after the other: where they
         lie, and the rows of each matrix. A run is of one rank and of at most ``most`` rows, a multiple of ``unit``."""
         yield slice(0, n), tuple(shares)
 
-    def divided(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
+    def scatter_rows(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
         """This rank's rows of values (n, ...) that the rank ``source`` has, of the kind of the rows of ``like``."""
         assert values is not None
         return values
 
-    def collected(self, share: Tensor, n: int, target: int) -> Tensor | None:
+    def collect(self, share: Tensor, n: int, target: int) -> Tensor | None:
         """The n rows of which each rank has its share, on the rank ``target`` alone."""
         return share
 
-    def dealt(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
+    def scatter(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
         """The results of tasks that are divided among the ranks, from the ``first`` on, on all of them."""
         return [task() for task in tasks]
 
     def first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, on all of them."""
-        return self.dealt([task])[0]
+        return self.scatter([task])[0]
 
 
 def cut_of(n: int, rank: int, count: int, unit: int = 1) -> slice:

@@ -43,7 +43,7 @@ class Whole:
         return isinstance(other, Whole) and self.tree == other.tree
 
 
-def flattened(value: Any) -> tuple[list[Tensor], Tree]:
+def flatten(value: Any) -> tuple[list[Tensor], Tree]:
     """The tensors of a record, each once, and the tree of what is around them.
 
     Raises
@@ -91,7 +91,7 @@ def _holds(tree: Tree) -> bool:
     return type(tree) is int or (type(tree) is tuple and len(tree) == 3)
 
 
-def restored(tree: Tree, tensors: list[Tensor]) -> Any:
+def unflatten(tree: Tree, tensors: list[Tensor]) -> Any:
     """The record of a tree with these tensors."""
     if type(tree) is int:
         return tensors[tree]
@@ -101,7 +101,7 @@ def restored(tree: Tree, tensors: list[Tensor]) -> Any:
         kind, value = tree
         return float.fromhex(value) if kind is float else value
     kind, names, trees = tree
-    parts: Iterator[Any] = (restored(part, tensors) for part in trees)
+    parts: Iterator[Any] = (unflatten(part, tensors) for part in trees)
     if kind is tuple or kind is list:
         return kind(parts)
     if kind is dict:

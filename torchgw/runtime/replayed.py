@@ -1,7 +1,7 @@
 """Functions of tensors that a GPU takes in one launch when they are called again.
 
 A GPU is told of each operation by the host, which takes longer over it than the GPU over small tensors. A CUDA graph
-keeps the launches of a function, and starts them as one. The first call of a `replayed` function with tensors of
+keeps the launches of a function, and starts them as one. The first call of a `as_cuda_graph` function with tensors of
 some shapes runs as it is, so that all its kernels are compiled and loaded; the second is captured, and it and later
 ones, also those of another solve, are replays: what is given is copied to where the graph reads, and what it made is
 copied from where it writes, each in one launch. Graphs that were not used for long are forgotten.
@@ -11,7 +11,7 @@ can be hashed, each of which has graphs of its own. It reads no number on the ho
 no argument but those it is said to. Large arguments are not copied: a graph belongs to where these lie.
 
 On a CPU every call is taken as it is, and so it is where gradients are recorded, within another such function, and on a
-GPU where graphs cannot be captured, see `ungraphed`.
+GPU where graphs cannot be captured, see `reason_not_to_capture`.
 
 All captures of a thread on a device use one stream and one pool of memory, which a graph that is never destroyed keeps:
 workspaces of matrix products belong to a stream, and must not go with the first graph that used them. What a graph
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from torchgw.runtime.caller import out_of_memory
-from torchgw.runtime.records import Tree, flattened, restored
+from torchgw.runtime.records import Tree, flatten, unflatten
 from torchgw.runtime.threads import lock_across_forks
 
 logger = logging.getLogger("torchgw")
@@ -63,12 +63,12 @@ _ABANDONED = list[torch.cuda.CUDAGraph]()  # of captures that failed: the alloca
 _LOCK = lock_across_forks()  # held while a graph is captured: there is one capture at a time in a process
 
 
-class Kept(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A graph with the memory that it reads and writes.
 
     graph : the launches.
     read : where what is copied is read, None for arguments that are read where they are; ``words`` the same as words.
-    written : where results are: an argument's number for those, a `Part` of what is packed, or memory.
+    written : where results are: an argument's number for those, a `PackedResult` of what is packed, or memory.
     packed : words, where the graph puts results one behind the other.
     tree : of the results.
     size : bytes of the memory that it does not share.
@@ -77,13 +77,13 @@ class Kept(NamedTuple):
     graph: torch.cuda.CUDAGraph
     read: tuple[Tensor | None, ...]
     words: tuple[Tensor | None, ...]
-    written: tuple[Tensor | Part | int, ...]
+    written: tuple[Tensor | PackedResult | int, ...]
     packed: Tensor
     tree: Tree
     size: int
 
 
-class Room(NamedTuple):
+class BufferSizes(NamedTuple):
     """The bytes of what is copied of the arguments that a graph will ``read``, and of the results it will have
     ``written``, but for large ones."""
 
@@ -91,7 +91,7 @@ class Room(NamedTuple):
     written: int
 
 
-class Part(NamedTuple):
+class PackedResult(NamedTuple):
     """A result in packed memory: its ``shape``, ``stride`` and first ``entry`` in memory of its ``dtype``."""
 
     shape: torch.Size
@@ -113,7 +113,7 @@ class _Place(NamedTuple):
     anchor: torch.cuda.CUDAGraph
 
 
-def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def as_cuda_graph(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Mark a function, see the head of this file, that writes over its arguments of these names, which are tensors."""
 
     def mark(function: Callable[P, R]) -> Callable[P, R]:
@@ -125,16 +125,16 @@ def replayed(*changed: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             if torch.compiler.is_compiling() or not torch.cuda.is_available() or getattr(_HERE, "within", False):
                 return function(*given, **named)
             try:
-                tensors, tree = flattened((given, named))
+                tensors, tree = flatten((given, named))
             except TypeError:  # objects of other packages, and what cannot be hashed
                 return function(*given, **named)
             device = next((each.device for each in tensors if each.is_cuda), None)
-            if device is None or not _is_taken(tensors, device):
+            if device is None or not _can_capture(tensors, device):
                 return function(*given, **named)
             own = {id(given[place]) if place < len(given) else id(named[names[place]]) for place in places}
             wanted = _Call(function, device, (given, named), tensors, tree, [id(each) in own for each in tensors])
             with torch.cuda.device(device):
-                return cast(R, _Graphs.here(device).called(wanted))
+                return cast(R, _GraphCache.current(device).call(wanted))
 
         return call
 
@@ -153,7 +153,7 @@ def refuse_within(what: str) -> None:
         raise RuntimeError(f"{what}: not permitted while a graph is captured")
 
 
-def _is_taken(tensors: list[Tensor], device: torch.device) -> bool:
+def _can_capture(tensors: list[Tensor], device: torch.device) -> bool:
     """Whether a graph may have these arguments: on one GPU where graphs are captured, nothing that is differentiated,
     nothing sparse."""
     if torch.is_inference_mode_enabled():  # whose tensors no later call may write to
@@ -162,7 +162,7 @@ def _is_taken(tensors: list[Tensor], device: torch.device) -> bool:
     for each in tensors:
         if each.device != device or each.layout is not torch.strided or (recorded and each.requires_grad):
             return False
-    return ungraphed(device) is None
+    return reason_not_to_capture(device) is None
 
 
 class _Call(NamedTuple):
@@ -185,79 +185,81 @@ class _Call(NamedTuple):
     def key(self) -> _Key:
         """What graphs are told apart by: what is called, and where large arguments lie."""
         known = [(each.shape, each.dtype, each.stride(), each.data_ptr() % ALIGNED) for each in self.tensors]
-        large = (each.data_ptr() for each, copied in zip(self.tensors, self.copied, strict=True) if not copied)
+        large = (each.data_ptr() for each, copied in zip(self.tensors, self.copy_flags, strict=True) if not copied)
         return (self.function, self.tree, tuple(known)), tuple(large)
 
     @property
-    def copied(self) -> list[bool]:
+    def copy_flags(self) -> list[bool]:
         """For each tensor, whether it is copied to where a graph reads it."""
         return [each.nbytes <= COPIED for each in self.tensors]
 
-    def taken(self, tensors: list[Tensor] | None = None) -> Any:
+    def run(self, tensors: list[Tensor] | None = None) -> Any:
         """What the function makes of these tensors, or of its own."""
-        given, named = self.arguments if tensors is None else restored(self.tree, tensors)
+        given, named = self.arguments if tensors is None else unflatten(self.tree, tensors)
         return self.function(*given, **named)
 
 
-class _Graphs:
+class _GraphCache:
     """Those of a thread on a device, on one of its streams."""
 
     def __init__(self, device: torch.device) -> None:
         self.limit = SHARE * torch.cuda.get_device_properties(device).total_memory
-        self.kept: OrderedDict[_Key, Kept | Room | None] = OrderedDict()  # None for what is never captured
+        self.kept: OrderedDict[_Key, CapturedGraph | BufferSizes | None] = (
+            OrderedDict()
+        )  # None for what is never captured
         self.places = Counter[Hashable]()  # of large arguments, by what is called
         self.size, self.arena = 0, torch.empty(0, dtype=torch.uint8, device=device)
 
     @classmethod
-    def here(cls, device: torch.device) -> _Graphs:
+    def current(cls, device: torch.device) -> _GraphCache:
         """The thread's on the current stream."""
-        held: dict[Hashable, _Graphs] = _HERE.__dict__.setdefault("graphs", {})
+        held: dict[Hashable, _GraphCache] = _HERE.__dict__.setdefault("graphs", {})
         place = device, torch.cuda.current_stream(device).cuda_stream
         if place not in held:
             held[place] = cls(device)
         return held[place]
 
-    def called(self, wanted: _Call) -> Any:
+    def call(self, wanted: _Call) -> Any:
         """What the call gives."""
         key = wanted.key
         if key not in self.kept:  # whatever it fails by, it has warmed nothing then
-            result = wanted.taken()
+            result = wanted.run()
             if self.places[key[0]] < PLACES:
                 self.places[key[0]] += 1
-                self.kept[key] = self._room(wanted, flattened(result)[0])
+                self.kept[key] = self._room(wanted, flatten(result)[0])
                 self._forget()
             return result
         self.kept.move_to_end(key)
         found = self.kept[key]
-        if isinstance(found, Room):
-            found = self._captured(wanted, found)
+        if isinstance(found, BufferSizes):
+            found = self._capture(wanted, found)
             self.kept[key] = found
             self._forget()
-        return wanted.taken() if found is None else _replayed(found, wanted)
+        return wanted.run() if found is None else _replay(found, wanted)
 
-    def _room(self, wanted: _Call, made: list[Tensor]) -> Room | None:
+    def _room(self, wanted: _Call, made: list[Tensor]) -> BufferSizes | None:
         """What a graph with these results takes; None where that is too much."""
         own = {id(each) for each in wanted.tensors}
         results = [each for each in made if id(each) not in own]
-        room = Room(
-            sum(map(_extent, itertools.compress(wanted.tensors, wanted.copied))),
+        room = BufferSizes(
+            sum(map(_extent, itertools.compress(wanted.tensors, wanted.copy_flags))),
             sum(_extent(each) + ALIGNED for each in results if each.nbytes <= COPIED),
         )
         loose = sum(each.nbytes for each in results if each.nbytes > COPIED)
         return room if 8 * (sum(room) + loose) <= self.limit else None
 
-    def _captured(self, wanted: _Call, room: Room) -> Kept | None:
+    def _capture(self, wanted: _Call, room: BufferSizes) -> CapturedGraph | None:
         """Its graph; None where it cannot be captured."""
         if sum(room) > len(self.arena):  # graphs run one after the other, so they share where they read and write
             # Older graphs keep the arenas before, which together are smaller than the last one.
             self.arena = self.arena.new_empty(max(sum(room), 2 * len(self.arena)))
         ahead, packed = self.arena[: room.read], self.arena[room.read : sum(room)].view(WORD)
         places = itertools.accumulate(
-            (_extent(each) for each in itertools.compress(wanted.tensors, wanted.copied)), initial=0
+            (_extent(each) for each in itertools.compress(wanted.tensors, wanted.copy_flags)), initial=0
         )
         read = tuple(
-            _carved(ahead, next(places), each) if copied else None
-            for each, copied in zip(wanted.tensors, wanted.copied, strict=True)
+            _carve(ahead, next(places), each) if copied else None
+            for each, copied in zip(wanted.tensors, wanted.copy_flags, strict=True)
         )
         given = [each if own is None else own for each, own in zip(wanted.tensors, read, strict=True)]
         words = tuple(None if each is None else _words(each) for each in read)
@@ -267,9 +269,9 @@ class _Graphs:
             place, current = _place(wanted.device), torch.cuda.current_stream(wanted.device)
             place.stream.wait_stream(current)
             with torch.cuda.stream(place.stream), _capturing(graph, place.pool):
-                made, tree = flattened(wanted.taken(given))
+                made, tree = flatten(wanted.run(given))
                 numbers = {id(each): number for number, each in enumerate(given)}
-                written, packed = _packed([numbers.get(id(each), each) for each in made], packed)
+                written, packed = _pack([numbers.get(id(each), each) for each in made], packed)
             current.wait_stream(place.stream)
         except Exception as error:  # the call as it is says what is wrong with it
             logger.info("no CUDA graph of %s: %s", wanted.function.__qualname__, error)
@@ -278,26 +280,26 @@ class _Graphs:
             _HERE.within = False
         size = sum(each.nbytes for each in written if isinstance(each, Tensor))
         self.size += size
-        return Kept(graph, read, words, written, packed, tree, size)
+        return CapturedGraph(graph, read, words, written, packed, tree, size)
 
     def _forget(self) -> None:
         """The graphs that were not used for longest, where there are too many."""
         while len(self.kept) > MOST or (self.kept and self.size + 2 * len(self.arena) > self.limit):
             (called, _), oldest = self.kept.popitem(last=False)
-            self.size -= oldest.size if isinstance(oldest, Kept) else 0
+            self.size -= oldest.size if isinstance(oldest, CapturedGraph) else 0
             self.places[called] -= 1
             if not self.places[called]:
                 del self.places[called]
 
 
-def _replayed(kept: Kept, wanted: _Call) -> Any:
+def _replay(kept: CapturedGraph, wanted: _Call) -> Any:
     """What the call gives, by its graph."""
     _fill(zip(kept.read, kept.words, wanted.tensors, strict=True))
     kept.graph.replay()
     fresh, bases = kept.packed.clone(), dict[torch.dtype, Tensor]()
     found, loose = list[Tensor](), list[tuple[Tensor, Tensor]]()
     for each in kept.written:
-        if isinstance(each, Part):
+        if isinstance(each, PackedResult):
             if each.dtype not in bases:
                 bases[each.dtype] = fresh.view(each.dtype)
             found.append(bases[each.dtype].as_strided(each.shape, each.stride, each.entry))
@@ -310,12 +312,12 @@ def _replayed(kept: Kept, wanted: _Call) -> Any:
         if changed and own is not None:
             loose.append((each, own))
     _fill((into, _words(into), each) for into, each in loose)
-    return restored(kept.tree, found)
+    return unflatten(kept.tree, found)
 
 
-def _packed(made: list[Tensor | int], room: Tensor) -> tuple[tuple[Tensor | Part | int, ...], Tensor]:
+def _pack(made: list[Tensor | int], room: Tensor) -> tuple[tuple[Tensor | PackedResult | int, ...], Tensor]:
     """Where results are, and small ones without gaps one behind the other, in words with room for them."""
-    written, pairs, end = list[Tensor | Part | int](), list[tuple[Tensor, int]](), 0
+    written, pairs, end = list[Tensor | PackedResult | int](), list[tuple[Tensor, int]](), 0
     for each in made:
         words = _words(each) if isinstance(each, Tensor) and each.nbytes <= COPIED and each.numel() else None
         if isinstance(each, int) or words is None:
@@ -323,7 +325,7 @@ def _packed(made: list[Tensor | int], room: Tensor) -> tuple[tuple[Tensor | Part
             continue
         wide = each.element_size() // WORD.itemsize
         end += -end % UNIT + each.data_ptr() % ALIGNED // WORD.itemsize
-        written.append(Part(each.shape, each.stride(), end // wide, each.dtype))
+        written.append(PackedResult(each.shape, each.stride(), end // wide, each.dtype))
         pairs.append((words, end))
         end += words.numel()
     packed = room[: end + -end % UNIT]
@@ -342,7 +344,7 @@ def _extent(tensor: Tensor) -> int:
     return size + -size % ALIGNED
 
 
-def _carved(memory: Tensor, start: int, tensor: Tensor) -> Tensor:
+def _carve(memory: Tensor, start: int, tensor: Tensor) -> Tensor:
     """Such a copy, of anything, from a byte of memory on."""
     part = memory[start : start + _extent(tensor)].view(tensor.dtype)
     return part.as_strided(
@@ -352,7 +354,7 @@ def _carved(memory: Tensor, start: int, tensor: Tensor) -> Tensor:
 
 def _like(tensor: Tensor) -> Tensor:
     """Such a copy in memory of its own."""
-    return _carved(torch.empty(_extent(tensor), dtype=torch.uint8, device=tensor.device), 0, tensor)
+    return _carve(torch.empty(_extent(tensor), dtype=torch.uint8, device=tensor.device), 0, tensor)
 
 
 def _words(tensor: Tensor) -> Tensor | None:
@@ -386,7 +388,7 @@ def _fill(triples: Iterable[tuple[Tensor | None, Tensor | None, Tensor]]) -> Non
         torch._foreach_copy_(intos, givens)
 
 
-def ungraphed(device: torch.device) -> str | None:
+def reason_not_to_capture(device: torch.device) -> str | None:
     """Why steps on this GPU are taken as they are, or None where they are captured."""
     return f"{SWITCH}=0 turns them off" if os.environ.get(SWITCH) == "0" else _failure(device)
 

@@ -26,7 +26,7 @@ _HERE = threading.local()
 _LOCK = lock_across_forks()
 
 
-class _Free:
+class _MemoryPool:
     """Memory of a thread that nothing uses, on a device and one of its streams.
 
     kept : by its bytes, the size that became free last at the end; of each size by its age, so that what is taken does
@@ -38,16 +38,16 @@ class _Free:
         self.kept: OrderedDict[int, list[tuple[int, Tensor]]] = OrderedDict()
         self.ages = count()
 
-    def taken(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def allocate(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Memory of so many bytes: the oldest that was free, or new."""
         with _LOCK:
             free = self.kept.get(size)
             age, whole = free.pop(0) if free else (next(self.ages), torch.empty(size, dtype=torch.uint8, device=device))
         lent = whole.detach().view(dtype)  # the base of all its views, which that of another dtype is not
-        weakref.finalize(lent, self.given_back, age, whole).atexit = False
+        weakref.finalize(lent, self.release, age, whole).atexit = False
         return lent
 
-    def given_back(self, age: int, whole: Tensor) -> None:
+    def release(self, age: int, whole: Tensor) -> None:
         """Keep it, and what was free for longest no more where all is too much. Any thread may drop its last view."""
         with _LOCK:
             insort(self.kept.setdefault(whole.nbytes, []), (age, whole))
@@ -74,13 +74,13 @@ def scratches(number: int, *shape: int, dtype: torch.dtype, device: torch.device
     """Tensors of this shape, one behind the other: two of float32 take the memory that one of float64 took."""
     if device.type != "cuda" or torch.is_inference_mode_enabled():  # which does not tell what is a view
         return [torch.empty(shape, dtype=dtype, device=device) for _ in range(number)]
-    held: dict[Hashable, _Free] = _HERE.__dict__.setdefault("free", {})
+    held: dict[Hashable, _MemoryPool] = _HERE.__dict__.setdefault("free", {})
     place = device, torch.cuda.current_stream(device).cuda_stream
     if place not in held:
-        held[place] = _Free(device)
+        held[place] = _MemoryPool(device)
     entries = math.prod(shape)
     each = entries + -entries % UNIT
-    whole = held[place].taken(number * each * dtype.itemsize, dtype, device)
+    whole = held[place].allocate(number * each * dtype.itemsize, dtype, device)
     return [whole[start : start + entries].view(shape) for start in range(0, number * each, each)]
 
 

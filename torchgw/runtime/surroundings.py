@@ -69,7 +69,7 @@ _RUNNING: list[Callable[[], None]] = []
 _here = threading.local()  # ``within``: whether this thread is in surroundings of a solve
 
 
-def undisturbed(function: Callable[P, R], refusing: str = "", traced: bool = False) -> Callable[P, R]:
+def isolate(function: Callable[P, R], refusing: str = "", traced: bool = False) -> Callable[P, R]:
     """A decorator: the surroundings of a call of this function do not reach it, as the head of this file has it.
 
     ``refusing`` is the name under which it refuses transforms that hide numbers; without one it lets them pass. What
@@ -84,7 +84,7 @@ def undisturbed(function: Callable[P, R], refusing: str = "", traced: bool = Fal
 
     @functools.wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
-        if (traced and torch.compiler.is_compiling()) or _undisturbed():
+        if (traced and torch.compiler.is_compiling()) or _has_own_surroundings():
             return function(*arguments, **keywords)
         if "torch._dynamo" not in sys.modules:  # torch's own decorator would import it, which takes seconds
             return apart(*arguments, **keywords)
@@ -96,9 +96,9 @@ def undisturbed(function: Callable[P, R], refusing: str = "", traced: bool = Fal
     return call
 
 
-def undisturbed_methods(kind: Kind, traced: bool = False) -> Kind:
-    """A decorator: every public method and property of a class is `undisturbed`, but generators."""
-    shield = functools.partial(undisturbed, traced=traced)
+def isolate_methods(kind: Kind, traced: bool = False) -> Kind:
+    """A decorator: every public method and property of a class is `isolate`, but generators."""
+    shield = functools.partial(isolate, traced=traced)
     for name, member in list(vars(kind).items()):
         if name.startswith("_") or getattr(member, "__isabstractmethod__", False):
             continue
@@ -167,7 +167,7 @@ def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _undisturbed() -> bool:
+def _has_own_surroundings() -> bool:
     """Whether this thread is in surroundings of a solve, and nothing has disturbed them since, as callbacks may."""
     return getattr(_here, "within", False) and not (
         torch._C._is_any_autocast_enabled()

@@ -46,7 +46,9 @@ def lock_across_forks() -> threading.RLock:
 
 
 _setting = lock_across_forks()
-_several = threading.local()  # ``seen``: when this Python thread, which has several, was looked at, and `_waited` then
+_several = (
+    threading.local()
+)  # ``seen``: when this Python thread, which has several, was looked at, and `_waiting_seconds` then
 
 
 def threads_for(pairs: int) -> AbstractContextManager[None]:
@@ -75,7 +77,7 @@ def share() -> None:
     seen = getattr(_several, "seen", None)
     if seen is None or (past := (now := time.perf_counter()) - seen[0]) < LOOKED_AT:
         return
-    waited = _waited()
+    waited = _waiting_seconds()
     _several.seen = now, waited
     if waited - seen[1] > MOST_WAITED * past:
         _give_way()
@@ -84,29 +86,29 @@ def share() -> None:
 def _give_way() -> None:
     """Half of the threads, and half again, while they have to wait; then nobody looks for a while."""
     began, count = time.perf_counter(), own_threads()
-    while count > 1 and _crowded():
+    while count > 1 and _has_to_wait():
         count //= 2
         logger.info("cores are shared with other programs, so torch goes on with threads: %d", count)
         set_own_threads(count)
     now = time.perf_counter()
-    _several.seen = now + REST * (now - began), _waited()
+    _several.seen = now + REST * (now - began), _waiting_seconds()
 
 
-def _crowded() -> bool:
+def _has_to_wait() -> bool:
     """Whether this thread has to wait for a core while torch has several; never where nobody tells."""
     if not os.path.exists(WAITED):
         return False
     numbers = torch.zeros(TRIED_ON, dtype=torch.float32, device="cpu")
     for seconds, most in TRIALS:
-        began, before = time.perf_counter(), _waited()
+        began, before = time.perf_counter(), _waiting_seconds()
         while (past := time.perf_counter() - began) < seconds:
             torch.exp(numbers, out=numbers)
-        if _waited() - before <= most * past:
+        if _waiting_seconds() - before <= most * past:
             return False
     return True
 
 
-def _waited() -> float:
+def _waiting_seconds() -> float:
     """Seconds that this thread has waited for a core; 0 where nobody tells."""
     try:
         with open(WAITED, "rb") as file:

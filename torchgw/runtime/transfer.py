@@ -16,7 +16,7 @@ from torchgw.runtime.replayed import refuse_within
 ASIDE, PINNED = 2**16, 2**26  # bytes that CUDA copies aside at once, and that at most are pinned to be sent
 
 
-def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
+def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors on the CPU, of whatever shapes and dtypes, in one transfer; those that are there are not copied."""
     if not any(each.is_cuda for each in tensors):
         return tensors
@@ -30,7 +30,7 @@ def fetched(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(found[place].view(each.dtype).view(each.shape) for place, each in enumerate(tensors))
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device; on a GPU behind what is queued there, for which the host waits only if it is large."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)

@@ -26,9 +26,9 @@ from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.initial_guesses import SHARPNESS, drawn_ahead, random_plans, start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
@@ -261,7 +261,7 @@ def coarse_basins(
     return LandmarkBasins(named_kinds, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
 
 
-@replayed()
+@as_cuda_graph()
 def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
     """What is `measure_coverage` of both spaces, and their unlikeness."""
     return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
@@ -290,7 +290,7 @@ def begin_searches(
         (each.x.distances, each.y.distances, *each.shares, each.height, *drawn_ahead(count, generator))
         for each in problems
     ]
-    read, width = fetched(*(tensor for each in few for tensor in each), *asked), len(few[0])
+    read, width = to_host(*(tensor for each in few for tensor in each), *asked), len(few[0])
     begun = []
     for place, problem in enumerate(problems):
         DX, DY, p, q, height, *ahead = read[place * width : (place + 1) * width]
@@ -312,10 +312,12 @@ def _search_starts(
     size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
     steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
-    return _annealed_guesses(problem.without_cache, sent(costs, mass.device), random, sent(steps, mass.device), n_kept)
+    return _annealed_guesses(
+        problem.without_cache, to_device(costs, mass.device), random, to_device(steps, mass.device), n_kept
+    )
 
 
-@replayed()
+@as_cuda_graph()
 def _annealed_guesses(
     problem: LandmarkProblem, costs: Tensor, random: Tensor | None, steps: Tensor, n_kept: int
 ) -> tuple[Batch, GroupLabels]:
@@ -325,7 +327,7 @@ def _annealed_guesses(
     return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
-@replayed()
+@as_cuda_graph()
 def height_of(problem: LandmarkProblem) -> Tensor:
     """`LandmarkProblem.height`."""
     # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
@@ -355,7 +357,7 @@ def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseB
     for problem, batch, places, now, epsilon, _ in begun:
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
         falls = [interpolate_epsilon(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
-        steps = sent(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
+        steps = to_device(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
         ends.append(_cool_plans(problem.without_cache, batch, places, steps, n_kept))
     found = []
     groups, labels = fetch_groups(
@@ -376,7 +378,7 @@ def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseB
     return found
 
 
-@replayed()
+@as_cuda_graph()
 def _cool_plans(
     problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor, n_kept: int
 ) -> tuple[Batch, GroupLabels]:
@@ -407,7 +409,7 @@ def batch_without_potentials(problem: LandmarkProblem, plans: Tensor, epsilon: f
     return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
 
 
-@replayed()
+@as_cuda_graph()
 def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
     """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
     ratio, (log_p, log_q), model = (batch.epsilon / epsilon)[:, None], problem.logs, problem.model
@@ -472,7 +474,7 @@ class GroupLabels(NamedTuple):
     firsts: Tensor
 
 
-@replayed()
+@as_cuda_graph()
 def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
     """At most so many groups of plans (B, N, K) of these energies (B,): each of the lowest plan that is in none, and
     what agrees with it up to an L1 distance of half their mass."""
@@ -514,7 +516,7 @@ def fetch_groups(
     looks: Sequence[GroupLabels], labels: Sequence[Tensor] = ()
 ) -> tuple[list[PlanGroups], tuple[Tensor, ...]]:
     """The groups of several problems' plans on the host, and other ``labels``, in one transfer from a GPU."""
-    read = fetched(*(tensor for each in looks for tensor in each[:3]), *labels)
+    read = to_host(*(tensor for each in looks for tensor in each[:3]), *labels)
     found = []
     for place in range(len(looks)):
         energies, order, label = read[3 * place : 3 * place + 3]

@@ -26,8 +26,8 @@ from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import (
     ALL,
     NEAR,
@@ -213,7 +213,7 @@ def _compare_on_all_points(
 ) -> list[Candidate]:
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
     ends = [_refine_candidate(problem, candidate, epsilon) for candidate in candidates]
-    read = iter(fetched(*(entropy for _, entropy in ends if entropy is not None)))
+    read = iter(to_host(*(entropy for _, entropy in ends if entropy is not None)))
     compared = [end if entropy is None else replace(end, entropy=float(next(read))) for end, entropy in ends]
     return _merge_same_basins(
         [*before, *compared], reference, problem.masses[0], problem.unit if problem.has_no_entropy else None
@@ -230,7 +230,7 @@ def _graphs_of(problem: StoredProblem) -> tuple[GraphViews, GraphViews] | None:
         return None
     x, y = (GraphViews.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
     height = product_height(problem)
-    known = fetched(*count_entries(x.D), *count_entries(y.D), *([] if height is None else [height]))
+    known = to_host(*count_entries(x.D), *count_entries(y.D), *([] if height is None else [height]))
     if height is not None and entropy_rules(problem, known[4]):
         return None
     x, y = replace(x, counted=(known[0], known[1])), replace(y, counted=(known[2], known[3]))
@@ -258,7 +258,7 @@ def describe_basins(
 ) -> list[Basin]:
     """What the result says of basins, by their distances from the best one."""
     shifts, apart = _match_shifts(reference, best.matching, [torch.as_tensor(each.matching) for each in found], mass)
-    differences = fetched(apart)[0].tolist()
+    differences = to_host(apart)[0].tolist()
     return [
         Basin(
             energy=each.energy,
@@ -273,7 +273,7 @@ def describe_basins(
     ]
 
 
-@replayed()
+@as_cuda_graph()
 def _match_shifts(
     reference: Landmarks, best: Tensor, matchings: list[Tensor], mass: Tensor
 ) -> tuple[list[Tensor], Tensor]:
@@ -346,7 +346,7 @@ def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     return model.values(float(found.value), coupling).total
 
 
-@replayed()
+@as_cuda_graph()
 def _matching_distances(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
     """How far the matchings (m, N) of others are from those (..., 1, N) of some, (..., m)."""
     return reference.distances_between(some, others) @ mass / mass.sum()
@@ -367,7 +367,7 @@ def _distances(
         )
     every = _matchings(candidates)
     blocks = torch.split(every[:, None], max(1, TOGETHER // every.numel()))
-    (table,) = fetched(torch.cat([_matching_distances(reference, some, every, mass) for some in blocks]))
+    (table,) = to_host(torch.cat([_matching_distances(reference, some, every, mass) for some in blocks]))
     place = {id(each): at for at, each in enumerate(candidates)}
     return lambda one, others: [float(table[place[id(one)]][place[id(other)]]) for other in others]
 

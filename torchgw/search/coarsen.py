@@ -20,7 +20,7 @@ from torchgw.objective.exact import cost_of_core, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, apply_control, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import Ranks, ranks_of
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells
@@ -74,7 +74,7 @@ class ControlledSpace:
         return CellSpace(cells, space, centres, means)
 
 
-@replayed()
+@as_cuda_graph()
 def _middles(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """The mean (n, r) of the factors of each cell, and the point (n,) nearest to it."""
     means = cells.means(F, mass, ranks)
@@ -116,7 +116,7 @@ class _CentrePlan:
         return add_by_label(found, self.x.centres, self.plan @ V[self.y.centres])
 
 
-@replayed()
+@as_cuda_graph()
 def cost_of_cells(
     coupling: Coupling, mass: Tensor, means: tuple[Tensor, Tensor], controls: tuple[Control, Control]
 ) -> FactoredCost:

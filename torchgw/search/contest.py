@@ -36,7 +36,7 @@ from torchgw.kernels.logsumexp import flush_small
 from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, is_as_low
 from torchgw.search.crossing import CROSSED, Entrant, energy_of, improve_by_offspring
@@ -236,7 +236,7 @@ class _Contest:
 
     def better_half(self, alive: dict[str, Tensor]) -> dict[str, Tensor]:
         """The lower half by energy, and the product plan's in any case."""
-        found = fetched(*(self.energies(flush_small(exponent.exp2())[None]) for exponent in alive.values()))
+        found = to_host(*(self.energies(flush_small(exponent.exp2())[None]) for exponent in alive.values()))
         energies = dict(zip(alive, map(float, found), strict=True))
         kept = sorted(alive, key=energies.__getitem__)[: math.ceil(len(alive) / 2)]
         return {name: exponent for name, exponent in alive.items() if name in kept or name == PRODUCT}
@@ -246,13 +246,13 @@ class _Contest:
         names = [name for name, _ in plans]
         if self.assignment is not None:
             p = torch.full((len(self.x.mass),), 1 / len(self.x.mass), dtype=torch.float64)
-            here = fetched(*(plan.double() for _, plan in plans))
+            here = to_host(*(plan.double() for _, plan in plans))
             return [
                 Entrant(name, *self.assignment.find_optimum(make_feasible(plan, p, p)))
                 for name, plan in zip(names, here, strict=True)
             ]
         ends = [make_feasible(plan, self.x.mass, self.y.mass) for _, plan in plans]
-        energies = map(float, fetched(*(self.energies(end[None]) for end in ends)))
+        energies = map(float, to_host(*(self.energies(end[None]) for end in ends)))
         return list(map(Entrant, names, ends, energies))
 
     def improve(self, entrants: list[Entrant]) -> list[Entrant]:
@@ -298,13 +298,13 @@ class _Contest:
     @cached_property
     def contrasts(self) -> tuple[Array, Array]:
         """Of both graphs, on the host."""
-        x, y = fetched(self.x.contrast.double(), self.y.contrast.double())
+        x, y = to_host(self.x.contrast.double(), self.y.contrast.double())
         return x.numpy(), y.numpy()
 
     @cached_property
     def adjacency_mask(self) -> Tensor:
         """Which points of X have edges between them (N, N), on the host."""
-        return fetched(self.x.weights != 0)[0]
+        return to_host(self.x.weights != 0)[0]
 
     def take_steps(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
@@ -324,7 +324,7 @@ class _Contest:
         # From a GPU all is read at once, with more points than may be asked for.
         drawn = draw(weights, max(counts) if p.is_cuda else counts[int(which)], problem.generator)
         hops = torch.randint(1, BLURRED_HOPS + 1, (1,), generator=problem.generator, device=p.device)
-        which, drawn, hops = fetched(which, drawn, hops)
+        which, drawn, hops = to_host(which, drawn, hops)
         drawn = drawn[: counts[int(which)]]
         free = torch.zeros(len(p), dtype=torch.bool).index_fill_(0, drawn, True)
         for _ in range(int(hops)):
@@ -332,13 +332,13 @@ class _Contest:
             if int(grown.sum()) > MOST_BLURRED * len(p):
                 break
             free = grown
-        at, free = sent(free.nonzero()[:, 0], p.device), sent(free, p.device)
+        at, free = to_device(free.nonzero()[:, 0], p.device), to_device(free, p.device)
         row = torch.where(free, p, 0.0)
         return torch.where(free[:, None], (row / row.sum())[:, None] * plan[at].sum(0), plan)
 
     def _on_device(self, plan: Tensor) -> Tensor:
         """A plan of the host (N, K) where the problem is, in its precision."""
-        return sent(plan.to(self.product.dtype), self.product.device)
+        return to_device(plan.to(self.product.dtype), self.product.device)
 
 
 def _assignment(problem: StoredProblem, x: GraphViews, y: GraphViews) -> AssignmentProblem | None:
@@ -387,7 +387,7 @@ def _origin(group: list[Entrant]) -> str:
 
 def _rejected_basin(problem: StoredProblem, group: list[Entrant], level: str) -> Basin:
     """Ends that are not gone on from, without their difference from the best."""
-    matching = sent(group[0].plan.argmax(1), problem.p.device)
+    matching = to_device(group[0].plan.argmax(1), problem.p.device)
     return Basin(
         energy=group[0].energy,
         count=_starts(group),
@@ -402,7 +402,7 @@ def _rejected_basin(problem: StoredProblem, group: list[Entrant], level: str) ->
 def _candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Candidate:
     """The lowest plan of a group as a place to begin."""
     (p, q), count, origin = problem.masses, _starts(group), _origin(group)
-    plan = sent(group[0].plan.to(p.dtype), p.device)
+    plan = to_device(group[0].plan.to(p.dtype), p.device)
     start = WarmStart(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.has_no_entropy else start
     energy = group[0].energy if problem.has_no_entropy else math.inf

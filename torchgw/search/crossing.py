@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from torchgw.persist.watch import Watch
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.anneal import (
     COLDEST,
     SAME_PLAN,
@@ -122,7 +122,7 @@ def cross_basins(
         found: list[Annealed] = []
         for part in torch.split(plans, together):
             batch, energies = _ends(
-                problem.without_cache, part, sent(torch.tensor(levels, dtype=mass.dtype), mass.device)
+                problem.without_cache, part, to_device(torch.tensor(levels, dtype=mass.dtype), mass.device)
             )
             found += map(Annealed, itertools.repeat(CROSSED), batch.plan, energies.tolist(), batch.f, batch.g)
         return found
@@ -142,7 +142,7 @@ def cross_basins(
     return cool_basins([CoolingState(problem, batch, places, levels[-1], last)], n_kept)[0]
 
 
-@replayed()
+@as_cuda_graph()
 def _ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
     """What plans (B, L, L') become at temperatures (m,) in turn, in the end rounded, and their energies (B,)."""
     batch = batch_without_potentials(problem, plans, 1.0)
@@ -169,5 +169,5 @@ def _distances(pool: Sequence[Entrant]) -> Callable[[int, int], float]:
     if not (len(pool) > 1 and pool[0].plan.is_cuda):
         return lambda one, other: float((pool[one].plan - pool[other].plan).abs().sum())
     plans = torch.stack([entrant.plan.flatten() for entrant in pool])
-    (table,) = fetched(torch.cdist(plans, plans, p=1.0))
+    (table,) = to_host(torch.cdist(plans, plans, p=1.0))
     return lambda one, other: float(table[one, other])

@@ -27,7 +27,7 @@ from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkProblem, basins_of, is_clear_minimum, landmark_basins
 from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, cross_basins
@@ -220,7 +220,7 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
     for _ in range(ROUNDS):
         nearest = _distances(looks, cells.means(looks, mass)).argmin(1)
         label = torch.unique(nearest, return_inverse=True)[1]
-        same, last = fetched((label == cells.label).all(), label.max())
+        same, last = to_host((label == cells.label).all(), label.max())
         if same:
             break
         cells = Cells(label, int(last) + 1)

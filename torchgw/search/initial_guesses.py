@@ -30,7 +30,7 @@ from torch import Tensor
 from torchgw.kernels.sampling import pick_indices
 from torchgw.linalg.centring import centred_modes, largest_modes
 from torchgw.objective.distributions import quantiles
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 
 SHARPNESS = 8.0  # of a guess: mean cost over the temperature of its plan
 N_QUANTILES = 16
@@ -57,7 +57,7 @@ def start_costs(
     costs = [cost for cost in relative_costs(pairs, product) for _ in range(2)]
     if sizes := _sizes(len(costs), count):
         if ahead is None or len(ahead) != 2 * sum(sizes):
-            (ahead,) = fetched(_uniform(sizes, generator))
+            (ahead,) = to_host(_uniform(sizes, generator))
         parts = torch.split(ahead, [size for size in sizes for _ in range(2)])
         i, j = (torch.split(pick_indices(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
         costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)

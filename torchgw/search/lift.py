@@ -18,7 +18,7 @@ from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model, without_entropy
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import as_graph_numbers
@@ -54,7 +54,7 @@ def lift(
     return WarmStart(cost, f, g, solved.epsilon), matching
 
 
-@replayed()
+@as_cuda_graph()
 def _lift_potentials(
     solved: LandmarkSolution,
     epsilon: float | Tensor,

@@ -34,8 +34,8 @@ from torchgw.kernels.logsumexp import flush_small
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_host
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import likeness
 from torchgw.sinkhorn.scaling import balance, scale_plans
@@ -54,7 +54,7 @@ DEPTHS = (6, 20)
 EDGES, MOST_MISSING = 2.0, 20.0  # more in common, for e times the likelihood, and the largest exponent
 
 
-@replayed()
+@as_cuda_graph()
 def count_entries(D: Tensor) -> tuple[Tensor, Tensor]:
     """The median entry () of a matrix; how many entries, and how many on its diagonal, are that and are zero (4,)."""
     middle, diagonal = D.median(), D.diagonal()
@@ -90,7 +90,7 @@ class GraphViews:
     @cached_property
     def _counts(self) -> tuple[float, int, int]:
         """The value that most entries have, zero where none has; how many have it, and how many on the diagonal."""
-        value, counts = self.counted or fetched(*count_entries(self.D))
+        value, counts = self.counted or to_host(*count_entries(self.D))
         many, at, zeros, zeros_at = counts.tolist()
         return (float(value), many, at) if 2 * many > self.D.numel() else (0.0, zeros, zeros_at)
 

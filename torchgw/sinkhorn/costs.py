@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchgw.kernels import LN2, LOG2E
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 
 
 @storable
@@ -108,7 +108,7 @@ class FactoredCost:
         """The same cost in another dtype, or on another device."""
 
         def move(part: Tensor) -> Tensor:
-            return sent(part, to) if isinstance(to, torch.device) else part.to(to)
+            return to_device(part, to) if isinstance(to, torch.device) else part.to(to)
 
         extra = None if self.extra is None else move(self.extra)
         return FactoredCost(move(self.a), move(self.b), move(self.U), move(self.V), extra)

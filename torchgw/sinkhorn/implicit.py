@@ -42,7 +42,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.linalg.lanczos import Spectrum, random_like, slow_directions
 from torchgw.linalg.linear_systems import conjugate_gradients
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 
 DIRECT_SIZE, DIRECT_ONCE = 1000, 500  # measured, for some ten solves and for one: `benchmarks/gradients.py`
@@ -148,7 +148,7 @@ class Response:
         self._root = torch.where((nu > 0) & (k > 0), (k / nu).sqrt(), 0.0)
         self._mu, self._nu, self._mass = mu, nu, mu.sum()
         hard = (((firm == 1) | ~(mass > 0)).all() for firm, mass in zip(self.stiffness, self.sums, strict=True))
-        *self._hard, self.empty = map(bool, fetched(*hard, self._mass == 0))
+        *self._hard, self.empty = map(bool, to_host(*hard, self._mass == 0))
         closed = all(self._hard)
         self._constant = (nu.sqrt() / self._mass.sqrt())[:, None] if closed and not self.total else None
 

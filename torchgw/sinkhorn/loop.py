@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchgw.kernels.kernel import relax
 from torchgw.options import AnnealingOptions, SinkhornOptions
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.sides import MarginalConstraint, column_change, log_total, translation
 from torchgw.types import Softmins
@@ -110,7 +110,7 @@ def sinkhorn(
     return SinkhornState(f, g, seen[0], n_iter, warm_residual)
 
 
-@replayed()
+@as_cuda_graph()
 def _run_iterations(
     score: Softmins,
     row: MarginalConstraint,

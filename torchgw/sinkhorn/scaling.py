@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchgw.kernels.logsumexp import flush_small
 from torchgw.options import SinkhornOptions
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.loop import SinkhornState, adapt_relaxation, largest_potential
 from torchgw.sinkhorn.sides import MarginalConstraint, column_change, log_total, translation
@@ -82,7 +82,7 @@ class ScalingRun(NamedTuple):
     warm_residual: float
 
 
-@replayed("out")
+@as_cuda_graph("out")
 def absorb_potentials(
     score: Score, row: MarginalConstraint, column: MarginalConstraint, out: Tensor, f: Tensor, g: Tensor
 ) -> ScalingState:
@@ -102,7 +102,7 @@ def absorb_potentials(
     return plan._replace(readings=torch.cat((first, plan.readings)))
 
 
-@replayed()
+@as_cuda_graph()
 def _iterate_to_check(
     rescaled: ScalingUpdate,
     row: MarginalConstraint,
@@ -169,7 +169,7 @@ def _update_scaling(
     return new if weight == 1.0 else old * (new / old) ** weight
 
 
-@replayed("out")
+@as_cuda_graph("out")
 def finish_scaling(out: Tensor, last: ScalingState) -> tuple[Tensor, Tensor, Tensor]:
     """The plan in ``out`` with its scalings, its potentials, and the `largest_potential`."""
     scale_plans(out, last.u, last.v)

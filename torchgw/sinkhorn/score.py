@@ -24,8 +24,8 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.sums import cumulative_sum
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.sinkhorn.costs import FactoredCost
 
 BLOCK_POINTS = 2**16
@@ -63,21 +63,21 @@ def factored_score(
     unit = 2 * LOG2E / epsilon
     (u0, v0), (row, column), grams = _moments(cost.U, cost.V, p, q, unit, ranks)
     # The few numbers of a rank come to the host: factorisations of so small matrices take a GPU longer.
-    (near, far), device = fetched(*grams), u0.device
+    (near, far), device = to_host(*grams), u0.device
     (L, L_inverse), (M, M_inverse) = _gram_roots(near), _gram_roots(far)
     P, sigma, Q = torch.linalg.svd(unit * (L.T @ M), full_matrices=False)
-    to_A, to_B = (sent(side * sigma.sqrt(), device) for side in (L_inverse @ P, M_inverse @ Q.T))
+    to_A, to_B = (to_device(side * sigma.sqrt(), device) for side in (L_inverse @ P, M_inverse @ Q.T))
     if len(sigma) == 0:  # all points of a space see the same distances
         to_A, to_B = torch.zeros_like(u0)[:, None], torch.zeros_like(v0)[:, None]
     ends = (cost.U, u0, to_A), (cost.V, v0, to_B)
-    (rest,) = fetched(_truncation_bounds(ends, ranks))
+    (rest,) = to_host(_truncation_bounds(ends, ranks))
     rank = max(int((rest > tolerance).sum()), 1)
     error = float(rest[rank]) if rank < len(rest) else 0.0
     A, B = _leading_columns(ends, rank, torch.float64 if wide else cost.U.dtype)
     return FactoredScore(A, B, row, column, epsilon, error)
 
 
-@replayed()
+@as_cuda_graph()
 def _moments(
     U: Tensor, V: Tensor, p: Tensor, q: Tensor, unit: float, ranks: Ranks
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -87,8 +87,8 @@ def _moments(
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
     u0, v0 = ranks.sum(_mean(U, own_p)), ranks.sum(_mean(V, own_q))
-    row = unit * ranks.joined(_times(U, v0[:, None])[:, 0], n)
-    column = unit * (ranks.joined(_times(V, u0[:, None])[:, 0], k) - u0 @ v0)
+    row = unit * ranks.all_gather(_times(U, v0[:, None])[:, 0], n)
+    column = unit * (ranks.all_gather(_times(V, u0[:, None])[:, 0], k) - u0 @ v0)
     return (u0, v0), (row, column), (ranks.sum(_gram(U, u0, own_p)), ranks.sum(_gram(V, v0, own_q)))
 
 
@@ -124,7 +124,7 @@ def _gram_roots(gram: Tensor) -> tuple[Tensor, Tensor]:
 CentredFactors = tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-@replayed()
+@as_cuda_graph()
 def _leading_columns(ends: CentredFactors, rank: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A (N, rank) and B (K, rank) from factors, their means, and what takes these to all columns."""
     (U, u0, to_A), (V, v0, to_B) = ends
@@ -132,7 +132,7 @@ def _leading_columns(ends: CentredFactors, rank: int, dtype: torch.dtype) -> tup
     return (_times(U, to_A) - u0 @ to_A).to(dtype), (_times(V, to_B) - v0 @ to_B).to(dtype)
 
 
-@replayed()
+@as_cuda_graph()
 def _truncation_bounds(ends: CentredFactors, ranks: Ranks) -> Tensor:
     """For each rank a bound on the entries of A B^T by the columns from there on, (r,)."""
     one, other = (ranks.most(_norms(*side)) for side in ends)

@@ -17,7 +17,7 @@ from torchgw.kernels.precision import reach, unsafe
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
@@ -67,7 +67,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     )
 
 
-@replayed("score", "plan")
+@as_cuda_graph("score", "plan")
 def _begin_scaling(
     kernel: Kernel,
     model: Model,
@@ -95,7 +95,7 @@ def _begin_scaling(
     return InitialScaling(replace(centred, extra=None), (row, column), one, other, scaled)
 
 
-@replayed("plan")
+@as_cuda_graph("plan")
 def _finish_plan(
     plan: Tensor, begun: InitialScaling, p: Tensor, q: Tensor, marginals: Marginals, epsilon: float | Tensor
 ) -> tuple[PotentialCoupling, Tensor, Tensor, Tensor]:
@@ -125,7 +125,7 @@ def start_precision_check(cost: FactoredCost, epsilon: float, options: GWOptions
     return lambda: unsafe(reading.values()[0] / epsilon, rank)
 
 
-@replayed()
+@as_cuda_graph()
 def _reach(cost: FactoredCost) -> Tensor:
     """How far the scores of the factors of a cost reach (1,), times epsilon."""
     A, B = cost.centre_factors(1.0)[0].balanced_score(1.0)

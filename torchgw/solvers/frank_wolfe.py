@@ -30,7 +30,7 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, gap
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.transport_lp import TransportError, equal_masses, estimate_duals, transport
 
@@ -142,7 +142,7 @@ def frank_wolfe(
         at = vertex.row, vertex.column
         change = stepping.change(vertex, plan, cost) if stepping else linearise(vertex).sub_(cost)
         toward, turned, along = map(
-            float, fetched(vertex.mass @ cost[at], vertex.mass @ change[at], _inner(change, plan))
+            float, to_host(vertex.mass @ cost[at], vertex.mass @ change[at], _inner(change, plan))
         )
         slope, curvature = toward - value, turned - along
         length, fall = lowest_on_segment(slope, curvature)
@@ -190,15 +190,15 @@ class TransportPlans:
 
     def __init__(self, p: Tensor, q: Tensor, exact: bool = False, rough: bool = False) -> None:
         self.p, self.q, self.exact, self.rough = p, q, exact, rough
-        masses = [mass.numpy() for mass in fetched(p, q)]
+        masses = [mass.numpy() for mass in to_host(p, q)]
         self.places = [np.flatnonzero(mass > 0) for mass in masses]
-        self.rows, self.columns = (sent(torch.from_numpy(place), p.device) for place in self.places)
+        self.rows, self.columns = (to_device(torch.from_numpy(place), p.device) for place in self.places)
         self.masses = masses[0][self.places[0]], masses[1][self.places[1]]
 
     def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
         every = len(self.rows) * len(self.columns) == cost.numel()
         present = cost if every else cost[self.rows[:, None], self.columns]
-        given = [dual.numpy() for dual in fetched(*(dual[self.columns] for dual in duals))]
+        given = [dual.numpy() for dual in to_host(*(dual[self.columns] for dual in duals))]
         known = None if basis is None else basis.cpu().numpy()
         if self.rough and len(duals) == 1 and not equal_masses(*self.masses):  # the first one
             given = [estimate_duals(present.cpu(), *self.masses, given[0])]
@@ -208,7 +208,7 @@ class TransportPlans:
             entries = plan.tocoo()
             at = self.places[0][entries.row], self.places[1][entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
-        dual[self.columns] = sent(torch.from_numpy(found.dual).to(self.q.dtype), self.q.device)
+        dual[self.columns] = to_device(torch.from_numpy(found.dual).to(self.q.dtype), self.q.device)
         own = None if found.basis is None else torch.from_numpy(found.basis)
         return SparseCoupling.of(plan, cost.device), dual, own
 

@@ -27,9 +27,9 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.scratch import scratches
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, ScalingRun, ScalingState, absorb_potentials, finish_scaling, run_scaling
@@ -184,11 +184,11 @@ def as_graph_numbers(
     changes no bit, as it is."""
     if device.type != "cuda" or not model.marginals.balanced:
         return ratio, epsilon
-    numbers = sent(torch.tensor([ratio, epsilon], dtype=torch.float64), device)
+    numbers = to_device(torch.tensor([ratio, epsilon], dtype=torch.float64), device)
     return 1.0 if ratio == 1 else numbers[0], numbers[1]
 
 
-@replayed("score", "plan")
+@as_cuda_graph("score", "plan")
 def _begin_scaling(
     kernel: Kernel,
     model: Model,
@@ -210,7 +210,7 @@ def _begin_scaling(
     return InitialScaling(bare, (shifts[0], shifts[1]), *sides, _absorb_start(kernel, linear, f, g, score, plan))
 
 
-@replayed("score", "plan")
+@as_cuda_graph("score", "plan")
 def _absorb_start(
     kernel: Kernel, linear: LinearProblem, f: Tensor, g: Tensor, score: Tensor, plan: Tensor
 ) -> ScalingState:
@@ -224,7 +224,7 @@ def _absorb_start(
     return absorb_potentials(bound, row, column, plan, f, g)
 
 
-@replayed("plan")
+@as_cuda_graph("plan")
 def _finish_plan(
     score: Tensor,
     plan: Tensor,

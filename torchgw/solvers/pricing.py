@@ -155,7 +155,7 @@ class PricedCost:
     def _merge_ranks(self, positions: Iterable[Array]) -> Array:
         """The flat positions that each rank finds, on all of them, ascending."""
         own = np.concatenate([np.empty(0, dtype=np.int64), *positions])
-        return np.sort(np.concatenate(self.ranks.dealt([lambda: own] * self.ranks.count)))
+        return np.sort(np.concatenate(self.ranks.scatter([lambda: own] * self.ranks.count)))
 
     def _positions(self, rows: slice, kept: Tensor, block: Tensor, limit: float) -> Array:
         """Flat positions of the entries up to a limit in a block of rows and the columns of kept tiles."""

@@ -33,7 +33,7 @@ from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
@@ -240,7 +240,7 @@ def make_gradient(problem: Problem) -> Gradient:
     if problem.exact:
         exact = ExactGradient(*problem.spaces, p, q, model.loss)
         vertices = (
-            problem.has_no_entropy and model.is_standard and not equal_masses(*(mass.numpy() for mass in fetched(p, q)))
+            problem.has_no_entropy and model.is_standard and not equal_masses(*(mass.numpy() for mass in to_host(p, q)))
         )
         if not should_use_surrogate(exact, VERTEX_WORK if vertices else None):
             return gradient_of(model, exact)

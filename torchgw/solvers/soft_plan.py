@@ -49,7 +49,7 @@ from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sparse import SparseObjective
 from torchgw.objective.value import Objective, objective
 from torchgw.options import SinkhornOptions
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
@@ -97,7 +97,7 @@ def soften(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float
         found = _soften_entries(plan, spaces, epsilon)
     else:
         found = _soften_all_pairs(plan, spaces, model, epsilon, max_memory)
-    parts = {name: sent(part, device) for name, part in found.coupling.times(mass).tensors().items()}
+    parts = {name: to_device(part, device) for name, part in found.coupling.times(mass).tensors().items()}
     return found._replace(coupling=found.coupling.with_tensors(parts))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array
@@ -139,7 +139,7 @@ class AdjacencyDistances(ScaledDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> AdjacencyDistances:
         if self.sparse:
             return self._map_matrix(lambda matrix: matrix.to(device, dtype))
-        return self._map_matrix(lambda matrix: sent(matrix.to(dtype), device))
+        return self._map_matrix(lambda matrix: to_device(matrix.to(dtype), device))
 
     def _times(self, ratio: float) -> AdjacencyDistances:
         return (
@@ -200,5 +200,5 @@ def _sparse(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int,
 
 def _of_sparse(D: Tensor) -> Any:
     """A sparse tensor as a SciPy CSR matrix."""
-    parts: tuple[Array, ...] = tuple(part.numpy() for part in fetched(D.values(), D.col_indices(), D.crow_indices()))
+    parts: tuple[Array, ...] = tuple(part.numpy() for part in to_host(D.values(), D.col_indices(), D.crow_indices()))
     return csr_array(parts, shape=tuple(D.shape))

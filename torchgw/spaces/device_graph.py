@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchgw.kernels.neighbour_graphs.graphs import GraphKernels
 from torchgw.kernels.shortest_paths.searches import Searches
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.spaces.device_neighbours import BuildRecord, build_neighbour_graph
 from torchgw.spaces.edges import components
 from torchgw.types import Array
@@ -71,7 +71,7 @@ class DeviceGraph(NamedTuple):
         """A SciPy CSR graph of fewer than 2^31 entries there; the component of each point (N,) may be known."""
         label = components(graph)[1] if label is None else label
         rows = graph.indptr.astype(np.int32), graph.indices.astype(np.int32), graph.data.astype(np.float64)
-        pointer, target, length = (sent(torch.from_numpy(part), device) for part in rows)
+        pointer, target, length = (to_device(torch.from_numpy(part), device) for part in rows)
         parts = np.unique(label, return_index=True)[1]
         return cls(pointer, target, length, parts, searches, len(target) / max(len(label), 1))
 
@@ -106,7 +106,7 @@ class DeviceGraph(NamedTuple):
         """Points (M,) to choose so many landmarks by: a few at random, and one of each part."""
         count = min(max(count, len(self.parts)), self.size)
         drawn = np.random.default_rng(0).permutation(self.size)[: count_centres(count)]
-        return sent(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
+        return to_device(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
 
     def landmarks_from(self, centres: Tensor, count: int) -> Tensor:
         """So many landmarks (L,), chosen by centres (M,) of cells."""

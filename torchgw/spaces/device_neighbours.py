@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, CsrEdges, DoubtfulEdges, GraphKernels
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
 from torchgw.spaces.hierarchy import bisect
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
@@ -53,7 +53,7 @@ class BuildRecord(NamedTuple):
         log_short_cuts(name, cut, self.k)
         if cut > len(edges):
             found = (self.doubtful.state == CUT).nonzero()[:, 0]
-            (edges,) = fetched(torch.stack((found, *(side[found] for side in self.doubtful[2:4])), 1))
+            (edges,) = to_host(torch.stack((found, *(side[found] for side in self.doubtful[2:4])), 1))
         edges = edges[:cut].long()
         return GraphReport(self.k, 1, 0, edges[edges[:, 0].argsort(), 1:].numpy())
 
@@ -82,8 +82,8 @@ def build_neighbour_graph(
 ) -> tuple[CsrEdges, BuildRecord]:
     """The graph of points (N, D), N at least 2, whose edges have their lengths, and how it was made."""
     points, size = unit_cloud(points)
-    there, k = sent(torch.from_numpy(np.ascontiguousarray(points)), device), count_neighbours(len(points))
-    unit = sent(torch.tensor(size, dtype=torch.float64), device)
+    there, k = to_device(torch.from_numpy(np.ascontiguousarray(points)), device), count_neighbours(len(points))
+    unit = to_device(torch.tensor(size, dtype=torch.float64), device)
     build = _replay_build_edges if len(points) <= KEPT_POINTS else _build_edges
     edges, doubtful, told = build(there, unit, k, graphs, backend)
     return edges, BuildRecord(k, doubtful, told)
@@ -100,4 +100,4 @@ def _build_edges(
     return edges, doubtful, torch.cat((parts, graphs.finish_graph(edges, doubtful, unit)))
 
 
-_replay_build_edges = replayed()(_build_edges)
+_replay_build_edges = as_cuda_graph()(_build_edges)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.types import Array
 
@@ -65,7 +65,7 @@ class FactoredDistances(ScaledDistances):
         return len(self._F)
 
     def to(self: FactoredT, device: torch.device, dtype: torch.dtype) -> FactoredT:
-        F, signs = sent(self._F.to(dtype), device), sent(self._signs.to(dtype), device)
+        F, signs = to_device(self._F.to(dtype), device), to_device(self._signs.to(dtype), device)
         return self._with(_F=F, _signs=signs, _signed=F * signs if F.is_cuda else None)
 
     def _times(self: FactoredT, ratio: float) -> FactoredT:

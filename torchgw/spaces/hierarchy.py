@@ -22,8 +22,8 @@ from torchgw.kernels.sums import add_by_label, round_sums
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device
 
 BLOCK_POINTS = 2**16
 
@@ -79,7 +79,7 @@ class Cells:
         """Sums over the cells, (count, ...) from (N, ...)."""
         return add_by_label(values.new_zeros((self.count, *values.shape[1:])), self.label, values)
 
-    @replayed()
+    @as_cuda_graph()
     def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
         """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,) > 0, summed in the wider
         of both precisions."""
@@ -101,7 +101,7 @@ class Cells:
                 for block, label in zip(torch.split(values, size), labels, strict=True)
             ]
         )
-        distance = ranks.joined(distance, len(self.label))
+        distance = ranks.all_gather(distance, len(self.label))
         order = torch.argsort(distance, stable=True)
         order = order[torch.argsort(self.label[order], stable=True)]
         first = torch.searchsorted(self.label[order], torch.arange(self.count, device=order.device))
@@ -128,13 +128,13 @@ def bisect(
     """
     n = len(features) if n is None else n
     levels = _levels(n, n_cells, unit)  # where cells end depends on their numbers alone, so the host knows
-    held = torch.split(sent(torch.cat(levels), features.device), [len(ends) for ends in levels])
+    held = torch.split(to_device(torch.cat(levels), features.device), [len(ends) for ends in levels])
     largest = tuple(int(ends.diff().max()) for ends in levels[:-1])
     workload = Workload(features.device, features.dtype, (n, n_cells), features.shape[1])
     return Hierarchy(_halve_cells(features, held[:-1], largest, backend, workload, ranks), held)
 
 
-@replayed()
+@as_cuda_graph()
 def _halve_cells(
     features: Tensor,
     levels: tuple[Tensor, ...],
@@ -151,7 +151,7 @@ def _halve_cells(
     return order
 
 
-@replayed()
+@as_cuda_graph()
 def _labels(order: Tensor, ends: Tensor) -> Tensor:
     """The cell (N,) of each point, of cells that begin and end at these positions of the order."""
     number = torch.arange(len(ends) - 1, device=ends.device)

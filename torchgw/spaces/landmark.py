@@ -32,7 +32,7 @@ from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.transfer import sent
+from torchgw.runtime.transfer import to_device
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
@@ -151,7 +151,7 @@ def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
     back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
     back, signs = (torch.from_numpy(part).to(columns.dtype) for part in (back, np.sign(eigenvalues[keep])))
-    return columns @ sent(back, columns.device), sent(signs, columns.device)
+    return columns @ to_device(back, columns.device), to_device(signs, columns.device)
 
 
 def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:

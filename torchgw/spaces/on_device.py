@@ -9,8 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.landmark import LandmarkDistances
@@ -46,7 +46,7 @@ class DeviceSearch:
         self.n_landmarks = n_ends = 0
         if kind != "precomputed":
             n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < n else 0
-            checked = sent(pick_evenly(n, CHECKED_ROWS), device) if kind == "checked" else None
+            checked = to_device(pick_evenly(n, CHECKED_ROWS), device) if kind == "checked" else None
             centres = graph.centres(n_landmarks - n_ends)
             self.n_landmarks = min(max(n_landmarks - n_ends, parts), n) + n_ends
         alone = graph._replace(parts=(), build_record=None)
@@ -72,12 +72,12 @@ class DeviceSearch:
         kept = ~(among == 0).triu(1).any(0)
         if not bool(kept.all()):
             which = kept.nonzero()[:, 0]
-            among, which = among[which][:, which], sent(which, points.device)
+            among, which = among[which][:, which], to_device(which, points.device)
             points, rows = points[which], rows[which]
         return LandmarkDistances.from_device(points, rows, among, largest, self.name)
 
 
-@replayed()
+@as_cuda_graph()
 def _search_graph(
     graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int, n_ends: int, connected: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -103,14 +103,14 @@ def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvide
     """Their providers, and what is told of graphs that were built there; None where the CPU is to build one. Numbers
     of all are read together. Where landmarks are checked and do not serve, all pairs."""
     made = list[tuple[DistanceProvider, GraphReport | None] | None]()
-    read = fetched(*(number for each in begun for number in each.host_numbers()))
+    read = to_host(*(number for each in begun for number in each.host_numbers()))
     for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
         built = each.graph.build_record
         report = None if built is None else built.report(told, each.name)
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
-    read = fetched(*(number for i, factored, _ in looked for number in _measure_search_errors(begun[i], factored)))
+    read = to_host(*(number for i, factored, _ in looked for number in _measure_search_errors(begun[i], factored)))
     for (i, factored, report), *errors in zip(looked, *(read[part::3] for part in range(3)), strict=True):
         if not is_accurate(cast(LandmarkDistances, factored), begun[i].name, *errors):
             known = begun[i].graph._replace(build_record=None)
@@ -133,7 +133,7 @@ def measure_errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -
     return _compute_errors(without_scale(factored), sources, rows / factored.scale)
 
 
-@replayed()
+@as_cuda_graph()
 def _compute_errors(factored: DistanceProvider, sources: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found = torch.linalg.norm(factored.rows(sources) - true)
     error = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
 from torchgw.persist.codec import storable
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
 
@@ -109,7 +109,7 @@ def choose_landmarks(
     return _with_cells(index, rows, mass)
 
 
-@replayed()
+@as_cuda_graph()
 def _choose_landmarks(
     space: DistanceProvider,
     mass: Tensor,
@@ -130,7 +130,7 @@ def _choose_landmarks(
     return index, space.rows(index)
 
 
-@replayed()
+@as_cuda_graph()
 def _with_cells(index: Tensor, rows: Tensor, mass: Tensor) -> Landmarks:
     """Landmarks with their rows, and the masses of their cells."""
     nearest = rows.argmin(0)
@@ -153,7 +153,7 @@ def choose_few_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
     return choose_landmarks(space, mass, "farthest", FEW, torch.Generator(mass.device))
 
 
-@replayed()
+@as_cuda_graph()
 def measure_coverage(sides: Sequence[tuple[Landmarks, Tensor]]) -> list[Tensor]:
     """Of each space, by landmarks and masses (N,), the coverage (), the radius () that landmarks cover, and the
     distances (L, L) between them."""

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched, sent
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import largest_of, without_scale
@@ -69,7 +69,7 @@ def explain_unresolved_points(
     numbers : (N,) of each, what its points are called; None where they are counted from 0.
     """
     rows, apart = sample_differences(spaces, masses)
-    return explain_from_sample(names, spaces, masses, rows, fetched(*apart), numbers)
+    return explain_from_sample(names, spaces, masses, rows, to_host(*apart), numbers)
 
 
 def sample_differences(
@@ -79,7 +79,7 @@ def sample_differences(
     after another."""
     rows, apart = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
-        index = sent(pick_evenly(len(mass)), mass.device)
+        index = to_device(pick_evenly(len(mass)), mass.device)
         some, *between = _sample_rows(without_scale(move_to_storage(space, mass.device)), mass, index)
         rows.append(some)
         apart += between
@@ -101,7 +101,7 @@ def explain_from_sample(
     return [_explain(*side) for side in sides]
 
 
-@replayed()
+@as_cuda_graph()
 def _sample_rows(space: DistanceProvider, mass: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Distances (m, N) from a few points, and their `differences`."""
     rows = space.rows(index)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.caller import warn_caller
-from torchgw.runtime.surroundings import undisturbed, undisturbed_methods
+from torchgw.runtime.surroundings import isolate, isolate_methods
 from torchgw.types import Array, DistanceProvider, GraphWarning
 
 UNREACHABLE = 1.5
@@ -24,7 +24,7 @@ ScaledT = TypeVar("ScaledT", bound="ScaledDistances")
 HeldT = TypeVar("HeldT", Array, Tensor)
 
 
-@partial(undisturbed_methods, traced=True)
+@partial(isolate_methods, traced=True)
 class ScaledDistances(ABC):
     """What the library's own providers share beside `torchgw.types.DistanceProvider`.
 
@@ -46,8 +46,8 @@ class ScaledDistances(ABC):
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
-            setattr(cls, "__init__", undisturbed(vars(cls)["__init__"], refusing=cls.__name__))  # noqa: B010 - mypy
-        undisturbed_methods(cls, traced=True)
+            setattr(cls, "__init__", isolate(vars(cls)["__init__"], refusing=cls.__name__))  # noqa: B010 - mypy
+        isolate_methods(cls, traced=True)
 
     def with_scale(self: ScaledT, scale: float) -> ScaledT:
         """The same distances divided by ``scale``, a constant."""

@@ -63,7 +63,7 @@ class SharedDistances(FactoredDistances):
 
     def whole(self) -> FactoredDistances:
         """The same distances, with the factors of all points on every rank."""
-        made = FactoredDistances.of(self.ranks.joined(self._F, self.n), self._signs, self.scale)
+        made = FactoredDistances.of(self.ranks.all_gather(self._F, self.n), self._signs, self.scale)
         made.largest = self.largest
         return made
 
@@ -84,8 +84,8 @@ class SharedDistances(FactoredDistances):
         return self.n
 
     def rows(self, index: Tensor) -> Tensor:
-        signed = self.ranks.taken(self._F, self.n, index) * self._signs
-        return self.ranks.joined(self._F @ signed.T, self.n).T
+        signed = self.ranks.gather(self._F, self.n, index) * self._signs
+        return self.ranks.all_gather(self._F @ signed.T, self.n).T
 
 
 def make_shared_providers(
@@ -163,7 +163,7 @@ def _search_landmarks(
         return own[number].count, own[number].report, [(str(each.message), each.category) for each in caught]
 
     numbers = range(len(spaces))
-    told = ranks.dealt([partial(begin, number) for number in numbers])
+    told = ranks.scatter([partial(begin, number) for number in numbers])
     for text, category in (warning for *_, given in told for warning in given):
         warn_caller(text, category, shown=ranks.rank == 0)
     dtypes = [getattr(torch, storage(space.size)) for space in spaces]
@@ -178,14 +178,14 @@ def _search_landmarks(
         rows = {number: own[number].next(dtypes[number]).to(ranks.device) for number in own if left[number] > 0}
         for number in (number for number in numbers if left[number] > 0):
             part = columns[number][:, first : first + left[number]]
-            part.copy_(ranks.divided(rows.pop(number, None), spaces[number].size, part, number % ranks.count))
-    chosen = ranks.dealt([lambda number=number: own[number].index for number in numbers])  # type: ignore[misc]
+            part.copy_(ranks.scatter_rows(rows.pop(number, None), spaces[number].size, part, number % ranks.count))
+    chosen = ranks.scatter([lambda number=number: own[number].index for number in numbers])  # type: ignore[misc]
     own.clear()
     give_back()  # what graphs took
     found = []
     for space, (_, report, _), index in zip(spaces, told, chosen, strict=True):
         distances, at = columns.pop(0), torch.tensor(index, device=ranks.device)
-        among = ranks.taken(distances, space.size, at).double()
+        among = ranks.gather(distances, space.size, at).double()
         factors = landmark_factors(distances, among, float(ranks.most(distances.max())), space.name, ranks)
         found.append((SharedDistances(*factors, space.size, ranks), report))
         del distances

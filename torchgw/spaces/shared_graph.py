@@ -60,9 +60,7 @@ def graphs_of_shares(
     for number in list(shares):
         n, owner = spaces[number].size, number % ranks.count
         clouds[number], size = _unit_share(shares.pop(number), n, ranks)
-        found = [
-            ranks.collected(_to_device(part, ranks), n, owner) for part in _neighbours(clouds[number], n, k, ranks)
-        ]
+        found = [ranks.collect(_to_device(part, ranks), n, owner) for part in _neighbours(clouds[number], n, k, ranks)]
         if found[0] is not None and found[1] is not None:
             lists[number] = NeighbourLists(found[0].cpu().numpy(), found[1].cpu().numpy())
             own[number] = JoinedGraph(size)
@@ -71,10 +69,10 @@ def graphs_of_shares(
     def has_copies(number: int) -> bool:
         return number in lists and not lists[number].length.all()
 
-    for number, copies in enumerate(ranks.dealt([partial(has_copies, number) for number in numbers])):
+    for number, copies in enumerate(ranks.scatter([partial(has_copies, number) for number in numbers])):
         if copies:
             n, owner = spaces[number].size, number % ranks.count
-            every = ranks.collected(_to_device(clouds[number], ranks), n, owner)
+            every = ranks.collect(_to_device(clouds[number], ranks), n, owner)
             if every is not None:
                 del lists[number]
                 own[number] = WholeGraph(own[number].size, every.cpu().numpy())
@@ -86,16 +84,16 @@ def graphs_of_shares(
     def labels_of(number: int) -> Array | None:
         return own[number].labels if number in own else None
 
-    ranks.dealt([partial(assemble, number) for number in numbers])
+    ranks.scatter([partial(assemble, number) for number in numbers])
     while True:
-        labels = ranks.dealt([partial(labels_of, number) for number in numbers])
+        labels = ranks.scatter([partial(labels_of, number) for number in numbers])
         if all(label is None for label in labels):
             return own
         for number, label in enumerate(labels):
             if label is not None:
                 nearest = _elsewhere(clouds[number], label, ranks)
                 n, owner = len(label), number % ranks.count
-                distance, partner = (ranks.collected(_to_device(part, ranks), n, owner) for part in nearest)
+                distance, partner = (ranks.collect(_to_device(part, ranks), n, owner) for part in nearest)
                 if distance is not None and partner is not None:
                     own[number].join(distance.cpu().numpy(), partner.cpu().numpy())
 
@@ -173,7 +171,7 @@ def _unit_share(share: Array, n: int, ranks: Ranks) -> tuple[Array, float]:
     """This rank's points of a cloud that is centred and divided by its largest coordinate, and that divisor."""
     total = np.zeros(share.shape[1])
     for rank in range(ranks.count):  # one after the other, so that the sum is that of all points in a row, to the bit
-        total = ranks.dealt([partial(_add_rows, total, share)], rank)[0]
+        total = ranks.scatter([partial(_add_rows, total, share)], rank)[0]
     centred = share - total / n
     largest = np.array(max(centred.max(), -centred.min()))
     size = float(ranks.most(_to_device(largest, ranks))) or 1.0
@@ -221,7 +219,7 @@ def _elsewhere(share: Array, label: Array, ranks: Ranks) -> tuple[Array, Array]:
 
 def _iterate_points(share: Array, n: int, ranks: Ranks) -> Iterator[tuple[int, Array]]:
     """All points in runs, each with where it begins."""
-    for where, (rows,) in ranks.passed((_to_device(share, ranks),), n, 1, _rows_per_pass(share.shape[1])):
+    for where, (rows,) in ranks.ring((_to_device(share, ranks),), n, 1, _rows_per_pass(share.shape[1])):
         yield where.start, rows.cpu().numpy()
 
 

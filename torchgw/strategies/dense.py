@@ -17,7 +17,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_dense_plan
 from torchgw.objective.exact import ExactGradient, ensure_products
 from torchgw.objective.sampled import NOTHING, restore_memory
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import NEAR, is_clear_minimum
 from torchgw.search.basins import basins_of_plans, find_basins, list_basins
 from torchgw.search.candidate import Candidate
@@ -298,7 +298,7 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
     ]
     model, minimised = problem.model, [end.energy for end in ends]
     if model.epsilon > 0 and len(ends) > 1:
-        entropies = fetched(*(model.entropy_term(end.plan, model.epsilon) for end in ends))
+        entropies = to_host(*(model.entropy_term(end.plan, model.epsilon) for end in ends))
         minimised = [end.energy + float(entropy) for end, entropy in zip(ends, entropies, strict=True)]
     order = sorted(range(len(ends)), key=minimised.__getitem__)
     rest = [settled[i] for i in order[1:]] + [c for c in others if all(c is not each for each in contenders)]

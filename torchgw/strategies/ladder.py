@@ -38,9 +38,9 @@ from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import Ranks
-from torchgw.runtime.replayed import replayed
+from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.search.coarsen import CellSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
@@ -253,11 +253,11 @@ def lift_state(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tens
     ]
     cells = step.linear.A, step.linear.B, step.f, step.g
     f, g, errors = _lift_side(problem.kernels.local_kernel, model, step.ends, cells, labels, draws, problem.ranks)
-    one, its_error, other, other_error = fetched(errors)[0].tolist()
+    one, its_error, other, other_error = to_host(errors)[0].tolist()
     return f, g, *max((one, its_error), (other, other_error))
 
 
-@replayed()
+@as_cuda_graph()
 def _lift_side(
     kernel: Kernel,
     model: Model,
@@ -272,8 +272,8 @@ def _lift_side(
     sides, (A, B, f, g) = ends.sides(model), cells
     if labels is None:
         row, column = sides
-        at_rows = ranks.joined(kernel.bind(ends.A, B).softmin(g, 1), len(model.p))
-        at_columns = ranks.joined(kernel.bind(A, ends.B).softmin(f, 0), len(model.q))
+        at_rows = ranks.all_gather(kernel.bind(ends.A, B).softmin(g, 1), len(model.p))
+        at_columns = ranks.all_gather(kernel.bind(A, ends.B).softmin(f, 0), len(model.q))
         f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
     else:
         f, g = f[labels[0]].double(), g[labels[1]].double()
@@ -297,7 +297,7 @@ def _marginal_errors(
         mass = side.log_mass.exp2()
         total, every = mass.sum(), drawn is None
         index = torch.arange(len(mass), device=mass.device) if drawn is None else draw(mass, SAMPLED_POINTS, drawn)
-        some = ranks.taken(A if axis == 1 else B, len(mass), index)
+        some = ranks.gather(A if axis == 1 else B, len(mass), index)
         bound = kernel.bind(some, B) if axis == 1 else kernel.bind(A, some)
         softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
         sums = own[index] + softmin.double()
@@ -320,7 +320,7 @@ def _change_of_plan(problem: StreamedProblem, last: Climb, score: FactoredScore,
     total = p.new_zeros(())
     for part, scale in zip(parts(index, k), parts(weight, k), strict=True):
         one, other = (
-            (ranks.taken(scored.A, len(p), part) @ scored.B.T).double().add_(u[part, None]).add_(ranks.own(v)).exp2_()
+            (ranks.gather(scored.A, len(p), part) @ scored.B.T).double().add_(u[part, None]).add_(ranks.own(v)).exp2_()
             for scored, u, v in ((last.solved.score, last.f, last.g), (score, f, g))
         )
         total += scale @ (one - other).abs().sum(1)
@@ -386,7 +386,7 @@ def _solve_level(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: 
     return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
-@replayed()
+@as_cuda_graph()
 def _begin_level(
     kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
 ) -> tuple[LinearProblem, Tensor, Tensor]:
@@ -397,7 +397,7 @@ def _begin_level(
     return linear, linear.row.potential(kernel.bind(A, B).softmin(g, 1)), g
 
 
-@replayed()
+@as_cuda_graph()
 def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
     """The linear problem between cells, for a score on all points."""
     small, dtype = model.coarsen(x, y), ends.A.dtype

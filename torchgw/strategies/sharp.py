@@ -27,7 +27,7 @@ from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.leading import MOST_LEFT, MatchingGradient, SurrogateGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import make_permutation_objective
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
@@ -181,7 +181,7 @@ def _exchange_matches(problem: StoredProblem, found: Solution) -> Tensor | None:
     """The plan (N, N) that exchanges of matches lead to, which steps to first order do not see; None where it is no
     lower, and but between few points of equal masses."""
     p, q = problem.model.masses
-    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in fetched(p, q)))
+    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in to_host(p, q)))
     if not few or not problem.model.is_standard or problem.wide is None:
         return None
     source, target = problem.wide.source, problem.wide.target
@@ -272,7 +272,7 @@ class _Descent:
             return self.by_form(plan, dual, False, rough)
         leading, first = isinstance(problem.quadratic, SurrogateGradient), self.first
         matched = None
-        if equal_masses(*(mass.numpy() for mass in fetched(p, q))):
+        if equal_masses(*(mass.numpy() for mass in to_host(p, q))):
             factored = first if isinstance(first, ExactGradient) else wide
             matched = self._by_permutations(factored, wide if leading else None, plan, dual, kept)
         found: FrankWolfe | PermutationState | FactoredDescent

@@ -29,8 +29,8 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import replayed
-from torchgw.runtime.transfer import fetched
+from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedSolver
 from torchgw.solvers.newton import refine_by_newton, with_tolerance
@@ -171,14 +171,14 @@ def keep(problem: StreamedProblem, state: Climb) -> KeptPlan:
     if problem.model.is_standard and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
         f, g, raised = sweep_tiles(problem.kernels.tiled, A, B, tiles, f, g, p, q)
         told.append(raised)
-    largest, *more = fetched(torch.stack(told))[0].tolist()
+    largest, *more = to_host(torch.stack(told))[0].tolist()
     for raised in more:
         omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
     plan = TiledPlan(A, B, f, g, tiles)
     return KeptPlan(rows, columns, plan, omitted, _precision_warning(score, problem.options, largest))
 
 
-@replayed()
+@as_cuda_graph()
 def _in_order(
     factors: tuple[Tensor, Tensor],
     numbers: tuple[Tensor, Tensor, Tensor, Tensor],
@@ -187,7 +187,7 @@ def _in_order(
     ranks: Ranks,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Factors, potentials and masses in the order of the tiles, factors in float64 where ``wide``, and the `reach`."""
-    moved = [ranks.moved(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
+    moved = [ranks.permute(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
     if wide:
         moved = [side.double() for side in moved]
     sorted_numbers = [each[order] for each, order in zip(numbers, orders * 2, strict=True)]
@@ -238,7 +238,7 @@ def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding,
 Ordered = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@replayed()
+@as_cuda_graph()
 def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """F'^T T G' (l, r) of the plan with its correction, from that without, F^T T G of the leading factors with the
     means that were taken off them, and the plan's marginals in the order of the points.
@@ -261,7 +261,7 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
 
 def _coupling(problem: StreamedProblem, kept: KeptPlan, rounded: TileRounding) -> TiledCoupling:
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
-    A, B = ranks.joined(kept.plan.A, len(rows), UNIT), ranks.joined(kept.plan.B, len(columns), UNIT)
+    A, B = ranks.all_gather(kept.plan.A, len(rows), UNIT), ranks.all_gather(kept.plan.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns)
 
 
@@ -325,11 +325,11 @@ def _precision_warning(score: FactoredScore, options: GWOptions, largest: float)
     return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
-@replayed()
+@as_cuda_graph()
 def _order_factors(mass: Tensor, factors: list[Tensor], order: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
     and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
     mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()
-    first = ranks.moved(factors[0], order, UNIT).sub_(mean.to(factors[0].dtype))
-    more = [ranks.moved(part, order, UNIT).to(first.dtype) for part in factors[1:]]
+    first = ranks.permute(factors[0], order, UNIT).sub_(mean.to(factors[0].dtype))
+    more = [ranks.permute(part, order, UNIT).to(first.dtype) for part in factors[1:]]
     return torch.cat([first, *more], 1) if more else first, mean

@@ -52,7 +52,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     assert end.cost is not None
     assert end.epsilon is not None
     x, y = (_of_all(space).to(p.device, torch.float64) for space in asked.spaces)
-    U, V = (asked.ranks.joined(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
+    U, V = (asked.ranks.all_gather(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
     cost = replace(end.cost, U=U, V=V)
     duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
     level = VertexLevel(x, y, p, q, cost, duals, asked.ranks)

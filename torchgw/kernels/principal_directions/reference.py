@@ -39,7 +39,7 @@ def keys(features: Tensor, order: Tensor, ends: Tensor, largest: int, ranks: Ran
     step = block_rows(len(features), features.shape[1], features.device)
     parts = zip(torch.split(features, step), torch.split(ranks.own(cell), step), strict=True)
     along = torch.cat([(rows * direction[which]).sum(1) for rows, which in parts])
-    along = ranks.joined(along.to(torch.float64, copy=True), n)
+    along = ranks.all_gather(along.to(torch.float64, copy=True), n)
     low, high = along.aminmax()
     along.sub_(low).mul_(0.999).div_((high - low).clamp_min(torch.finfo(along.dtype).tiny)).add_(cell)
     return along.view(torch.int64)
@@ -51,7 +51,7 @@ def collect_sample(features: Tensor, order: Tensor, ends: Tensor, ranks: Ranks) 
         return features, order, ends
     sample = order[positions(ends)]
     every = torch.arange(sample.numel() + 1, device=ends.device)
-    return ranks.taken(features, len(order), sample.flatten()), every[:-1], every[:: sample.shape[1]]
+    return ranks.gather(features, len(order), sample.flatten()), every[:-1], every[:: sample.shape[1]]
 
 
 def directions(features: Tensor, order: Tensor, ends: Tensor) -> Tensor:

@@ -46,6 +46,6 @@ def build() -> Any:
                 parts, (cells - 1).bit_length() + 1, SMALLEST=SMALLEST_NORM, SAMPLED=SAMPLED_POINTS,
                 ITERATIONS=POWER_ITERATIONS, POINTS=POINTS, WIDTH=max(gpu.power_of_two(d), LEAST),
             )  # fmt: skip
-        return ranks.joined(out, len(order))
+        return ranks.all_gather(out, len(order))
 
     return keys

@@ -20,7 +20,7 @@ from torchgw.kernels.logsumexp import FLOOR, LOWEST_EXPONENT, merge_sums
 from torchgw.kernels.softmin_tiles import separable
 from torchgw.kernels.softmin_tiles.tile_kernel import PlanProducts
 from torchgw.kernels.tiles import Tiles
-from torchgw.runtime.surroundings import undisturbed
+from torchgw.runtime.surroundings import isolate
 
 
 class _Reader:
@@ -83,7 +83,7 @@ def softmin(A: Tensor, B: Tensor, tiles: Tiles, bias: Tensor, axis: int) -> Tens
     return out.masked_fill_(out < FLOOR / 2, -torch.inf)
 
 
-@undisturbed  # results are read when the solve is over
+@isolate  # results are read when the solve is over
 def read(A: Tensor, B: Tensor, tiles: Tiles, f: Tensor, g: Tensor, V: Tensor, W: Tensor) -> PlanProducts:
     """See the head of this file; V (K, d) and W (N, e) are taken in the dtype of A."""
     if tiles.separable:
