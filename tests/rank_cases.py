@@ -325,7 +325,7 @@ def on_gpus() -> dict[str, Any]:
     with ranks_in(None, None) as ranks:
         share = torch.arange(12.0, device=ranks.device).reshape(6, 2)[ranks.share(6)]
         order = torch.tensor([5, 0, 3, 1, 4, 2], device=ranks.device)
-        moved = ranks.joined(ranks.moved(share, order), 6)
+        moved = ranks.all_gather(ranks.permute(share, order), 6)
         found = by_ranks(["balanced", "fused"], 5000, 6000) if ranks.count > 1 else {}
         if ranks.count == 1:
             found = {"balanced": summary(aligned_by(ranks, DEFAULTS | problems(5000, 6000)["balanced"]))}

@@ -35,7 +35,7 @@ from torchgw.distributed import journal
 from torchgw.persist import checkpoint
 from torchgw.persist.checkpoint import FORMAT, write
 from torchgw.persist.codec import STORABLE, decode, encode
-from torchgw.persist.files import written
+from torchgw.persist.files import open_for_writing
 
 
 def test_half_a_file_is_never_read(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_foreign_folders_and_hostile_files_are_refused_unrun(tmp_path: Path) -> 
         assert bad.stat().st_size < 200_000
         with pytest.raises(ValueError, match=message):
             quietly(resume, tmp_path)
-    with written(bad) as file, ZipFile(file, "w", ZIP_DEFLATED) as archive:
+    with open_for_writing(bad) as file, ZipFile(file, "w", ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", b"0" * 10**6)
     with pytest.raises(ValueError, match="are compressed"):
         resume(tmp_path)

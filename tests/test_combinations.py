@@ -247,7 +247,7 @@ def begins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
             assert str(error).endswith(f": {row.why}; {row.instead}"), (point, error)
         return row is None
 
-    monkeypatch.setattr(align_module, "followed", begin)
+    monkeypatch.setattr(align_module, "follow_solve", begin)
     yield check
     assert not list(tmp_path.iterdir())
 

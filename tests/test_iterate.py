@@ -161,7 +161,7 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
     generators: list[torch.Generator] = []
     loops, numbers = 0, dict[int, int]()
     states: dict[type[State], tuple[int, Any, torch.Tensor]] = {}
-    make, pause, restored = request.make_generator, Watch.pause, Watch.restored
+    make, pause, restored = request.make_generator, Watch.pause, Watch.last_state
 
     def making(*given: Any) -> torch.Generator:
         generators.append(make(*given))
@@ -180,7 +180,7 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
         return pause(watch, state)
 
     monkeypatch.setattr(request, "make_generator", making)
-    monkeypatch.setattr(Watch, "restored", counting)
+    monkeypatch.setattr(Watch, "last_state", counting)
     monkeypatch.setattr(Watch, "pause", keeping)
     whole = align(LOOPS[name])
     monkeypatch.setattr(Watch, "pause", pause)
@@ -199,7 +199,7 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
             generators[-1].set_state(random)
             return decode(kept)
 
-        monkeypatch.setattr(Watch, "restored", going_on)
+        monkeypatch.setattr(Watch, "last_state", going_on)
         assert_same(align(LOOPS[name]), whole)
         assert again == [number]
 
@@ -236,7 +236,7 @@ FIXED = {"dense": LOOPS["fixed point"], "streaming": LOOPS["streaming"] | {"grad
 @pytest.mark.parametrize("strategy", FIXED)
 def test_a_fixed_point_is_a_stage_with_one_loop(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, told = Latest(), list[Progress]()
-    monkeypatch.setattr("torchgw.align.followed", lambda *_: nullcontext(Watch(told.append, journal)))
+    monkeypatch.setattr("torchgw.align.follow_solve", lambda *_: nullcontext(Watch(told.append, journal)))
     whole = align(FIXED[strategy])
     assert any(name.endswith("fixed-point") for name in journal.states)
     assert all(each.iteration <= each.max_iter for each in told)

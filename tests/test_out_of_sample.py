@@ -26,7 +26,7 @@ from torchgw import (
 )
 from torchgw.cli import apply
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.persist.files import written
+from torchgw.persist.files import open_for_writing
 from torchgw.solvers.soft_plan import BYTES
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.shortest_paths import shortest_paths
@@ -307,7 +307,7 @@ def test_a_file_whose_points_do_not_fit_is_refused(
     arrays, path = dict(kept[member[6]]), tmp_path / "r.npz"
     changed = change(arrays.pop(member, None))
     for content in (kept[member[6]], arrays if changed is None else arrays | {member: changed}):
-        with written(path) as file:
+        with open_for_writing(path) as file:
             np.savez(file, **content)
         if content is kept[member[6]]:
             GWResult.load(path)

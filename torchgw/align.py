@@ -26,7 +26,7 @@ from torchgw.gradients.modes import Envelope, GradientMode
 from torchgw.marginals import Balanced, Marginals
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
-from torchgw.persist.checkpoint import Checkpoint, Continued, fingerprint, followed, reopened
+from torchgw.persist.checkpoint import Checkpoint, ResumedCheckpoint, fingerprint, follow_solve, reopen
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
 from torchgw.request.request import Cost, Request, build_problem
@@ -179,7 +179,7 @@ def gw_align(
 
 def follow_request(request: Request) -> AbstractContextManager[Watch]:
     """What follows the solve of a request."""
-    return followed(request.callback, request.checkpoint, request.call, request.generator)
+    return follow_solve(request.callback, request.checkpoint, request.call, request.generator)
 
 
 def spaces_of(request: Request) -> tuple[ProviderPair, GraphReports]:
@@ -380,9 +380,9 @@ def resume(path: str | PathLike[str], *, X: Any = None, Y: Any = None, callback:
 
 def read_continuation(
     path: str | PathLike[str], X: Any = None, Y: Any = None, shared: bool = False
-) -> tuple[dict[str, Any], Continued]:
+) -> tuple[dict[str, Any], ResumedCheckpoint]:
     """The arguments that a checkpoint has, of a solve that ranks ``shared`` or not, and where to go on."""
-    call, every, random = reopened(path)
+    call, every, random = reopen(path)
     if not isinstance(call, dict) or not isinstance(again := call.pop("again", None), dict):
         raise ValueError(f"{path} holds no call of gw_align")
     if call.pop("shared", False) is not shared:
@@ -399,14 +399,14 @@ def read_continuation(
         if name in again:
             check_fingerprint(name, space, again[name])
             call[name] = space
-    return call, Continued(path, every, random)
+    return call, ResumedCheckpoint(path, every, random)
 
 
 def begun_by_ranks(path: str | PathLike[str]) -> bool:
     """Whether ranks share the solve of a checkpoint; False for what is none."""
     with warnings.catch_warnings(), suppress(ValueError, OSError):
         warnings.simplefilter("ignore")
-        call, *_ = reopened(path)
+        call, *_ = reopen(path)
         return isinstance(call, dict) and bool(call.get("shared"))
     return False
 

@@ -213,7 +213,7 @@ def read(name: str, path: str | PathLike[str], max_memory: int | None = None, *,
 
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
     file = Path(path)
-    with guards.untrusted(name, file, ".h5ad"):
+    with guards.guard_reading(name, file, ".h5ad"):
         with h5py.File(file, "r") as opened:
             guards.check_tree(opened, limit, apart="X" if backed else "")
         return anndata.read_h5ad(file, backed="r" if backed else None)

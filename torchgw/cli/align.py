@@ -34,7 +34,7 @@ from torchgw.diagnostics.verdict import Verdict
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions, LadderOptions, LowRankOptions, SamplingOptions, SpaceOptions, StoppingOptions
-from torchgw.persist.checkpoint import is_taken
+from torchgw.persist.checkpoint import has_content
 from torchgw.progress import bar_on_terminal
 from torchgw.request.combinations import EXCLUDED, fact_of_epsilon, kind_of_marginals
 from torchgw.results.result import GWResult
@@ -73,7 +73,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(
             "--checkpoint needs an .npz or .csv output: `torchgw resume` writes no .h5ad, so labels would go"
         )
-    if arguments.checkpoint is not None and is_taken(arguments.checkpoint):
+    if arguments.checkpoint is not None and has_content(arguments.checkpoint):
         folder = shlex.quote(str(arguments.checkpoint))
         raise ValueError(
             f"--checkpoint must name a folder that is not there yet, got {folder}; `torchgw resume {folder} -o "

@@ -80,7 +80,7 @@ def read_named(
         Naming the file and what is wrong with it, in one line.
     """
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
-    with guards.untrusted(name, path, *SUFFIXES):
+    with guards.guard_reading(name, path, *SUFFIXES):
         if path.suffix in DELIMITERS:
             found, names = _read_text(path, limit, index, edges)
         else:
@@ -99,7 +99,7 @@ def _read_npy(path: Path, limit: int) -> Array:
 
 def mapped(name: str, path: Path) -> Array:
     """The array of a .npy file where it lies, for ranks that each read a part of it."""
-    with guards.untrusted(name, path, ".npy"):
+    with guards.guard_reading(name, path, ".npy"):
         found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         guards.of_kind("its array", found.dtype, guards.NUMBERS)
         if found.ndim != 2 or 0 in found.shape:
@@ -108,7 +108,7 @@ def mapped(name: str, path: Path) -> Array:
 
 
 def _read_npz(path: Path, limit: int) -> Any:
-    with guards.opened_zip(path) as archive:
+    with guards.open_zip(path) as archive:
         names = [name.removesuffix(".npy") for name in archive.namelist()]
         if {"format", "data", "shape"} <= set(names):
             return _read_graph(archive, limit)
@@ -305,7 +305,7 @@ def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[
     ValueError
         Naming the file and what is wrong with it, in one line.
     """
-    with guards.untrusted(name, path, *DELIMITERS):
+    with guards.guard_reading(name, path, *DELIMITERS):
         guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
         lines, rows = list[int](), list[list[str]]()
         for line, cells in _rows(path, limit):
@@ -391,7 +391,7 @@ def _read_h5ad(path: Path, limit: int) -> Array:
 
 def names_of_cells(name: str, path: Path, limit: int) -> list[str] | None:
     """The names of the cells in an .h5ad file; None where they only count them, or are not unique."""
-    with guards.untrusted(name, path, ".h5ad"):
+    with guards.guard_reading(name, path, ".h5ad"):
         import h5py
 
         with h5py.File(path, "r") as file:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchgw.persist.files import whole
+from torchgw.persist.files import atomic_path
 from torchgw.report.contents import finite
 from torchgw.results.result import GWResult
 
@@ -44,7 +44,7 @@ def write_whole(write: Callable[[Path], object], path: Path) -> None:
         Naming the file, when the disk is full or fails. What was there before is untouched.
     """
     try:
-        with whole(path) as aside:
+        with atomic_path(path) as aside:
             write(aside)
     except OSError as error:
         room = "make room, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -16,13 +16,13 @@ from torchgw.align import Arguments
 from torchgw.couplings.blocks import as_block_coupling
 from torchgw.couplings.reader import Readable
 from torchgw.distributed.groups import ranks_in
-from torchgw.distributed.inputs import different, in_file, loaded, read
+from torchgw.distributed.inputs import different, in_file, load_spaces, read
 from torchgw.distributed.journal import kept_by
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
 from torchgw.kernels.sampling import make_generator
 from torchgw.marginals import Balanced
-from torchgw.persist.checkpoint import is_taken
+from torchgw.persist.checkpoint import has_content
 from torchgw.persist.files import path_of
 from torchgw.request.request import Request, build_problem
 from torchgw.results.parts import write_part
@@ -98,13 +98,15 @@ def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
         ranks.meet()
         told = ", ".join(other[1])
         raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
-    given = loaded(given)
+    given = load_spaces(given)
     in_files = {name: given[name] for name in "XY" if in_file(given[name])}
-    checked, shares = read(_checked(given, ranks), ranks)
-    return _ended(ranks, build_problem(**checked), in_files, shares)
+    checked, shares = read(_check_arguments(given, ranks), ranks)
+    return _finish_together(ranks, build_problem(**checked), in_files, shares)
 
 
-def _ended(ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]) -> GWResult:
+def _finish_together(
+    ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]
+) -> GWResult:
     """The result of a request, when all ranks have it."""
 
     def prepare(request: Request) -> tuple[ProviderPair, GraphReports]:
@@ -138,7 +140,7 @@ def resume(
         call, checkpoint = align.read_continuation(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
         with collecting_warnings():
-            return _ended(ranks, build_problem(**call | more), {}, {})
+            return _finish_together(ranks, build_problem(**call | more), {}, {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:
@@ -157,12 +159,12 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
     """
     folder = path_of("path", path, "a folder to be made")
     with ranks_in(group, None) as ranks:
-        every = ranks.dealt([lambda: str(folder)] * ranks.count)
+        every = ranks.scatter([lambda: str(folder)] * ranks.count)
         if len(set(every)) > 1:
             raise ValueError(f"path must be the same on all ranks, got {', '.join(sorted(set(every)))}")
 
         def make() -> None:
-            if is_taken(folder):
+            if has_content(folder):
                 raise ValueError(f"path must name a folder that is not there yet, got {folder}")
             folder.mkdir(exist_ok=True)
 
@@ -171,7 +173,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
         ranks.meet()  # nobody goes on before all parts are there
 
 
-def _checked(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
+def _check_arguments(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
     """The arguments, as the ranks are to take them."""
     options = check_options(given["options"])
     if options.strategy not in ("auto", "streaming"):

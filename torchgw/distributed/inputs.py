@@ -38,7 +38,7 @@ def in_file(space: Any) -> bool:
     return sliced and not ours and not hasattr(space, "iloc") and len(space.shape) == 2
 
 
-def loaded(given: dict[str, Any]) -> dict[str, Any]:
+def load_spaces(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments, with points in files in memory where some of them have no mass: what ranks share has some."""
     whole = dict[str, Array]()
     for name, mass, letter in zip("XY", "pq", "NK", strict=True):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from torchgw.distributed.processes import Processes
-from torchgw.persist.checkpoint import LOOP, Continued, Folder, followed, naming, sealed, write
+from torchgw.persist.checkpoint import LOOP, Folder, ResumedCheckpoint, compute_seal, follow_solve, naming, write
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Journal, Watch
 from torchgw.request.request import Request
@@ -82,7 +82,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
     Raises
     ------
     ValueError, TypeError, OSError
-        As `torchgw.persist.checkpoint.followed`, on all ranks.
+        As `torchgw.persist.checkpoint.follow_solve`, on all ranks.
     """
     generator, checkpoint, own = request.generator, request.checkpoint, list[Folder]()
 
@@ -92,7 +92,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
     with ExitStack() as stack:
 
         def begin() -> tuple[Path, bytes, int] | None:
-            journal = stack.enter_context(followed(None, checkpoint, call, generator)).journal
+            journal = stack.enter_context(follow_solve(None, checkpoint, call, generator)).journal
             if not isinstance(journal, Folder):
                 return None
             own.append(journal)
@@ -100,7 +100,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
             return journal.folder, journal.call, max(written, default=0)
 
         begun = ranks.first(begin)
-        if isinstance(checkpoint, Continued) and checkpoint.random is not None:
+        if isinstance(checkpoint, ResumedCheckpoint) and checkpoint.random is not None:
             generator.set_state(checkpoint.random)
         journal = None if begun is None else SharedFolder(ranks, own, generator, *begun)
         yield SharedWatch(ranks, request.callback if ranks.rank == 0 else None, journal)
@@ -137,7 +137,7 @@ class SharedFolder:
         if self.ranks.busy:  # of one rank alone, inside of what all do
             return self.own[0].stage(name, compute, keep) if self.own else compute()
         with self.within(name):
-            found = self._by_first(lambda: self.own[0].finished())
+            found = self._by_first(lambda: self.own[0].load_result())
             if found is not None:
                 result: Result = self._whole(found[0])
                 return result
@@ -148,17 +148,17 @@ class SharedFolder:
                 self._keep(result, lambda value: self.own[0].finish(value))
             return result
 
-    def restored(self) -> Any:
+    def last_state(self) -> Any:
         if self.ranks.busy:
-            return self.own[0].restored() if self.own else None
-        return self._whole(self._by_first(lambda: self.own[0].restored()))
+            return self.own[0].last_state() if self.own else None
+        return self._whole(self._by_first(lambda: self.own[0].last_state()))
 
     def offer(self, state: Any, now: bool) -> None:
         if self.ranks.busy:
             if self.own:
                 self.own[0].offer(state, now)
         elif self.ranks.first(lambda: self.own[0].due(now)):
-            self._keep(state, lambda value: self.own[0].put(value), LOOP)
+            self._keep(state, lambda value: self.own[0].write_state(value), LOOP)
 
     def _by_first(self, task: Callable[[], Any]) -> Any:
         """What the first rank reads, with the random state that it leaves."""
@@ -170,12 +170,12 @@ class SharedFolder:
         """Write the shares of all ranks, and then the value without them by the first."""
         shares, sizes = list[Tensor](), list[int]()
 
-        def taken(share: Tensor, n: int) -> Tensor:
+        def keep_share(share: Tensor, n: int) -> Tensor:
             shares.append(share)
             sizes.append(n)
             return share[:0].clone()
 
-        rest, self.writing = mapped(value, taken, self.ranks), self.writing + 1
+        rest, self.writing = map_shares(value, keep_share, self.ranks), self.writing + 1
         if not shares:
             self.ranks.first(lambda: put(rest))
             return
@@ -199,7 +199,7 @@ class SharedFolder:
     def _whole(self, found: Any) -> Any:
         """A value with this rank's shares, from those of the ranks that wrote it."""
         if not isinstance(found, Parted):
-            return mapped(found, lambda share, _: share, self.ranks)
+            return map_shares(found, lambda share, _: share, self.ranks)
         sizes = iter(enumerate(found.sizes))
         files = sorted(self.folder.glob(f"*.{found.writing}-*-of-{found.count}{SHARE}"))
         if len(files) != found.count:
@@ -210,7 +210,7 @@ class SharedFolder:
         opened = {}
         for file in files:
             with naming(file):
-                sealed(file, self.call + file.name.encode())
+                compute_seal(file, self.call + file.name.encode())
                 opened[numbers_of(file)[1]] = torch.load(file, mmap=True, weights_only=True)["shares"]
 
         def own(_: Tensor, n: int) -> Tensor:
@@ -225,7 +225,7 @@ class SharedFolder:
                     rows.append((first, shares[number][first - theirs.start : last - theirs.start]))
             return torch.cat([part for _, part in sorted(rows, key=lambda row: row[0])]).to(self.ranks.device)
 
-        return mapped(found.value, own, self.ranks)
+        return map_shares(found.value, own, self.ranks)
 
     def _file(self, writing: int, rank: int, count: int, *more: str) -> Path:
         return self.folder / (".".join((*self.stages, *more, f"{writing}-{rank}-of-{count}")) + SHARE)
@@ -237,11 +237,11 @@ def numbers_of(file: Path) -> tuple[int, int]:
     return int(writing), int(rank)
 
 
-def mapped(value: Any, change: Map, ranks: Processes) -> Any:
+def map_shares(value: Any, change: Map, ranks: Processes) -> Any:
     """What stages and loops of ranks keep, with each matrix of which a rank has a share changed by a function of it and
     of the number of rows of all."""
     if type(value) is tuple:
-        return tuple(mapped(part, change, ranks) for part in value)
+        return tuple(map_shares(part, change, ranks) for part in value)
     if isinstance(value, SharedDistances):
         return value.with_share(change(value.share, value.size), ranks)
     if isinstance(value, Climb):

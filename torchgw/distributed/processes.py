@@ -71,19 +71,19 @@ class Processes(Ranks):
         self.sent[kind] += round(bytes_sent)
         self.waited += time.perf_counter() - began
 
-    def _reduced(self, values: Tensor, operation: Any, kind: str) -> Tensor:
+    def _reduce(self, values: Tensor, operation: Any, kind: str) -> Tensor:
         found = values.contiguous().clone()
         with self._exchange(kind, 2 * (self.count - 1) * found.nbytes):
             dist.all_reduce(found, operation, self.group)
         return found
 
     def sum(self, values: Tensor) -> Tensor:
-        return self._reduced(values, dist.ReduceOp.SUM, "sum")
+        return self._reduce(values, dist.ReduceOp.SUM, "sum")
 
     def most(self, values: Tensor) -> Tensor:
-        return self._reduced(values, dist.ReduceOp.MAX, "most")
+        return self._reduce(values, dist.ReduceOp.MAX, "most")
 
-    def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
+    def all_gather(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
         found = share.new_empty(n, *share.shape[1:])
         for rank in range(self.count):  # all_gather would pad, and makes copies of all
             rows = found[self.cut(n, rank, unit)]
@@ -93,14 +93,14 @@ class Processes(Ranks):
                 dist.broadcast(rows, self._number(rank), self.group)
         return found
 
-    def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
+    def gather(self, share: Tensor, n: int, index: Tensor) -> Tensor:
         own = self.share(n)
         found = share.new_zeros(len(index), *share.shape[1:])
         here = torch.nonzero((index >= own.start) & (index < own.stop))[:, 0]
         found[here] = share[index[here] - own.start]
-        return self._reduced(found, dist.ReduceOp.SUM, "taken")
+        return self._reduce(found, dist.ReduceOp.SUM, "taken")
 
-    def moved(self, share: Tensor, order: Tensor, unit: int = 1) -> Tensor:
+    def permute(self, share: Tensor, order: Tensor, unit: int = 1) -> Tensor:
         n, own = len(order), self.share(len(order))
         sent, received = [], []
         for rank in range(self.count):
@@ -119,7 +119,7 @@ class Processes(Ranks):
             theirs[place] = incoming
         return found
 
-    def passed(
+    def ring(
         self, shares: Sequence[Tensor], n: int, unit: int, most: int | None = None
     ) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         for rank in range(self.count):
@@ -143,7 +143,7 @@ class Processes(Ranks):
             dist.broadcast(rows, self._number(rank), self.group)
         return rows
 
-    def divided(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
+    def scatter_rows(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
         """This rank's rows of values (n, ...) that the rank ``source`` has, which look like those of ``like``."""
         own = self.share(n)
         if self.rank == source:
@@ -161,7 +161,7 @@ class Processes(Ranks):
                 dist.recv(found, self._number(source), self.group)
         return found
 
-    def collected(self, share: Tensor, n: int, target: int) -> Tensor | None:
+    def collect(self, share: Tensor, n: int, target: int) -> Tensor | None:
         found = share.new_empty(n, *share.shape[1:]) if self.rank == target else None
         with self._exchange("collected", (self.count - 1) / self.count * n * share[:1].nbytes):
             if found is None:
@@ -178,13 +178,13 @@ class Processes(Ranks):
     def _number(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)
 
-    def dealt(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
+    def scatter(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
         numbered = enumerate(tasks, first)
-        own = {number - first: self._done(task) for number, task in numbered if number % self.count == self.rank}
+        own = {number - first: self._try_task(task) for number, task in numbered if number % self.count == self.rank}
         found = []
         for number in range(len(tasks)):
             done = own.get(number)
-            result, error = self._told(
+            result, error = self._broadcast(
                 None if done is None else (done[0], _sendable(done[1])), (number + first) % self.count
             )
             if error is not None:
@@ -198,7 +198,7 @@ class Processes(Ranks):
         with self._exchange("meet", 0):
             dist.barrier(self.group)
 
-    def _done(self, task: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
+    def _try_task(self, task: Callable[[], Result]) -> tuple[Result | None, BaseException | None]:
         """A task of this rank alone: what it gives, or how it fails."""
         self.busy = True
         try:
@@ -208,7 +208,7 @@ class Processes(Ranks):
         finally:
             self.busy = False
 
-    def _told(self, value: Any, source: int) -> Any:
+    def _broadcast(self, value: Any, source: int) -> Any:
         """A value of one rank, on all of them; its tensors on each one's device."""
         data = io.BytesIO()
         if self.rank == source:

@@ -166,9 +166,9 @@ def gw_pairwise(
         missing = [pair for pair in collected.place if pair not in collected.done]
         watch = collected.watch
         maker = Tasks(inputs, tol, where, keep == "matchings", options, seed)
-        tasks = [] if watch.stopped else maker.tasks(missing)
+        tasks = [] if watch.should_stop else maker.tasks(missing)
         ended = stopped_by_interrupt(watch)
-        with ended, closing(outcomes(tasks, n_jobs, lambda: watch.stopped)) as results:
+        with ended, closing(outcomes(tasks, n_jobs, lambda: watch.should_stop)) as results:
             for solved in results:
                 if kept is not None:
                     kept.add(solved)
@@ -233,11 +233,11 @@ class _Collected:
                 self.matchings[each.pair] = each.matching
         self.done |= {each.pair for each in found}
         self.n_stored += len(found) if stored else 0
-        if found and not self.watch.stopped:
+        if found and not self.watch.should_stop:
             mean = self.sum / self.finite if self.finite else float("nan")
             counts = {"iteration": len(self.done), "max_iter": len(self.values)}
             elapsed = time.perf_counter() - self.began
-            self.watch.tell(Progress(**counts, cost=mean, marginal_error=self.worst, epsilon=0.0, elapsed=elapsed))
+            self.watch.report(Progress(**counts, cost=mean, marginal_error=self.worst, epsilon=0.0, elapsed=elapsed))
 
     def result(self) -> PairwiseResult:
         """What there is now."""

@@ -33,7 +33,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw._version import __version__
 from torchgw.persist.codec import KIND, decode, encode, load
-from torchgw.persist.files import LEFT_ASIDE, checked_seal, path_of, written
+from torchgw.persist.files import LEFT_ASIDE, open_for_writing, path_of, read_seal
 from torchgw.persist.watch import Watch
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import Callback, CheckpointWarning, is_provider
@@ -91,12 +91,12 @@ class Folder:
         self.generator = generator
         self.stages: list[str] = []
         self.written = time.monotonic()
-        self.lock = locked(self.folder)
+        self.lock = lock_folder(self.folder)
         try:
-            self.call = sealed(self.folder / CALL)
+            self.call = compute_seal(self.folder / CALL)
             self.files = {file.name for file in self.folder.glob("[!.]*.pt")} - {CALL}
             for name in sorted(self.files):
-                sealed(self.folder / name, self._place(name))
+                compute_seal(self.folder / name, self._place(name))
             self._remove({file.name for file in self.folder.glob(LEFT_ASIDE)})  # of a process that was killed
         except BaseException:
             self.close()
@@ -118,7 +118,7 @@ class Folder:
 
     def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
         with self.within(name):
-            found: tuple[Result] | None = self.finished()
+            found: tuple[Result] | None = self.load_result()
             if found is not None:
                 return found[0]
             began = time.monotonic()
@@ -127,7 +127,7 @@ class Folder:
                 self.finish(result)
             return result
 
-    def finished(self) -> tuple[Any] | None:
+    def load_result(self) -> tuple[Any] | None:
         """The result of this stage, where it is there."""
         return self._read(self._file())
 
@@ -144,19 +144,19 @@ class Folder:
             self._remove(parts)
         return done
 
-    def restored(self) -> Any:
+    def last_state(self) -> Any:
         found = self._read(self._file(LOOP))
         return None if found is None else found[0]
 
     def offer(self, state: Any, now: bool) -> None:
         if self.due(now):
-            self.put(state)
+            self.write_state(state)
 
     def due(self, now: bool) -> bool:
         """Whether a state is to be kept, at once if ``now``."""
         return now or time.monotonic() - self.written >= self.every
 
-    def put(self, state: Any) -> bool:
+    def write_state(self, state: Any) -> bool:
         """Keep the state of the loop of this stage; whether it could be written."""
         return self._write(self._file(LOOP), state)
 
@@ -222,8 +222,8 @@ def begin(checkpoint: Checkpoint, call: Any, generator: torch.Generator) -> Fold
         When it cannot be made or written, naming it.
     """
     folder = Path(checkpoint.path)
-    if is_taken(folder):
-        raise ValueError(_taken(folder))
+    if has_content(folder):
+        raise ValueError(_refusal(folder))
     if not folder.absolute().parent.is_dir():
         raise ValueError(f"checkpoint {folder} lies in a folder that is not there; make {folder.parent} first")
     made = {"torchgw": __version__, "torch": str(torch.__version__), "threads": torch.get_num_threads()}
@@ -235,26 +235,26 @@ def begin(checkpoint: Checkpoint, call: Any, generator: torch.Generator) -> Fold
         aside.replace(folder)  # whole or not there, and only one of two that begin at once
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise ValueError(_taken(folder)) from error
+            raise ValueError(_refusal(folder)) from error
         raise OSError(error.errno, f"the checkpoint cannot be made: {_reason(error)}", str(folder)) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return Folder(checkpoint, generator)
 
 
-def is_taken(folder: Path) -> bool:
+def has_content(folder: Path) -> bool:
     """Whether there is something that a new checkpoint would have to replace."""
     return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
-def _taken(folder: Path) -> str:
+def _refusal(folder: Path) -> str:
     return (
         f"checkpoint must name a folder that is not there yet, got {folder}; torchgw.resume({str(folder)!r}), or "
         f"torchgw.distributed.resume where ranks began it, goes on with what it holds; or remove it"
     )
 
 
-def reopened(path: str | PathLike[str]) -> tuple[Any, float, Tensor]:
+def reopen(path: str | PathLike[str]) -> tuple[Any, float, Tensor]:
     """The call of a folder, how often it was written, and the random state that it began with.
 
     Raises
@@ -270,7 +270,7 @@ def reopened(path: str | PathLike[str]) -> tuple[Any, float, Tensor]:
     file = path_of("path", path, "the folder of a checkpoint") / CALL
     if not file.is_file():
         raise ValueError(f"path must name the folder of a checkpoint, with {CALL} in it, got {path}")
-    sealed(file)
+    compute_seal(file)
     plain = read(file)
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError(
@@ -286,7 +286,7 @@ def reopened(path: str | PathLike[str]) -> tuple[Any, float, Tensor]:
     return call, every, random
 
 
-def locked(folder: Path) -> int | None:
+def lock_folder(folder: Path) -> int | None:
     """The descriptor of a file that this solve alone holds while it is open, where the system has such locks."""
     try:
         import fcntl
@@ -309,7 +309,7 @@ def locked(folder: Path) -> int | None:
     return file
 
 
-def sealed(file: Path, place: bytes = b"") -> bytes:
+def compute_seal(file: Path, place: bytes = b"") -> bytes:
     """The checksum of a file of a checkpoint.
 
     Raises
@@ -318,7 +318,7 @@ def sealed(file: Path, place: bytes = b"") -> bytes:
         When the file has none, or it does not fit.
     """
     with naming(file):
-        found = checked_seal(file, place)
+        found = read_seal(file, place)
         if found is None:
             raise ValueError("it has no checksum, so it is cut off, or of an older version of torchgw")
         return found
@@ -337,7 +337,7 @@ def naming(file: Path) -> Iterator[None]:
 
 def write(file: Path, plain: dict[str, Any], place: bytes = b"") -> None:
     """Write aside, seal, then rename, so that a reader never sees half a file."""
-    with written(file, place) as opened:
+    with open_for_writing(file, place) as opened:
         torch.save(plain, opened)
 
 
@@ -348,7 +348,7 @@ def read(file: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Continued(Checkpoint):
+class ResumedCheckpoint(Checkpoint):
     """A checkpoint that is resumed.
 
     random : state of the generator at the beginning of its solve.
@@ -358,7 +358,7 @@ class Continued(Checkpoint):
 
 
 @contextmanager
-def followed(
+def follow_solve(
     callback: Callback | None,
     checkpoint: str | PathLike[str] | Checkpoint | None,
     call: Callable[[], dict[str, Any]],
@@ -374,7 +374,7 @@ def followed(
     if checkpoint is None:
         yield Watch(callback)
         return
-    if isinstance(checkpoint, Continued):
+    if isinstance(checkpoint, ResumedCheckpoint):
         assert checkpoint.random is not None
         generator.set_state(checkpoint.random)
         folder = Folder(checkpoint, generator)
@@ -395,11 +395,11 @@ def encoded_call(call: dict[str, Any]) -> Any:
         For an argument that files cannot hold, by name.
     """
     again = {name: fingerprint(call[name]) for name in "XY" if is_provider(call[name])}
-    items = [[name, _encoded(name, value)] for name, value in (call | dict.fromkeys(again)).items()]
+    items = [[name, _encode_argument(name, value)] for name, value in (call | dict.fromkeys(again)).items()]
     return {KIND: "dict", "items": [*items, ["again", encode(again)]]}
 
 
-def _encoded(name: str, value: Any) -> Any:
+def _encode_argument(name: str, value: Any) -> Any:
     try:
         return encode(value)
     except TypeError as error:

@@ -97,7 +97,7 @@ def decode(plain: Any) -> Any:
         return guards.sparse_matrix("csr", parts, (int(n), int(k)))
     if kind not in STORABLE:
         raise ValueError(f"a file must name known classes only, got {kind!r}")
-    return _made(STORABLE[kind], plain)
+    return _make_object(STORABLE[kind], plain)
 
 
 def _array(values: Any) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _object(value: Any) -> dict[str, Any]:
     return {KIND: _name(kind), "members": {name: encode(member) for name, member in state.items()}}
 
 
-def _made(kind: type[Any], plain: dict[str, Any]) -> Any:
+def _make_object(kind: type[Any], plain: dict[str, Any]) -> Any:
     if issubclass(kind, Enum):
         return kind[plain["name"]]
     if issubclass(kind, tuple):

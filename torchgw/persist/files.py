@@ -63,7 +63,7 @@ def place_of(given: object, suffix: str) -> Path:
 
 
 @contextmanager
-def whole(path: str | PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | PathLike[str]) -> Iterator[Path]:
     """A path beside this one, of the same suffix, to write to; at the end of the context the file there takes its name,
     which is not touched before.
 
@@ -95,9 +95,9 @@ def whole(path: str | PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def written(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]:
-    """A file for an archive, which is sealed at the end of the context, `whole` or not there."""
-    with whole(path) as aside, aside.open("x+b") as file:
+def open_for_writing(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]:
+    """A file for an archive, which is sealed at the end of the context, `atomic_path` or not there."""
+    with atomic_path(path) as aside, aside.open("x+b") as file:
         yield file
         _seal(file, place)
 
@@ -109,7 +109,7 @@ def _seal(file: BinaryIO, place: bytes) -> None:
     file.write(_digest(file, file.tell(), place))
 
 
-def checked_seal(path: str | PathLike[str], place: bytes = b"") -> bytes | None:
+def read_seal(path: str | PathLike[str], place: bytes = b"") -> bytes | None:
     """The checksum at the end of a file, None where it has none.
 
     Raises

@@ -61,7 +61,7 @@ def is_regular(path: Path) -> bool:
 
 
 @contextmanager
-def untrusted(name: str, path: Path, *suffixes: str) -> Iterator[None]:
+def guard_reading(name: str, path: Path, *suffixes: str) -> Iterator[None]:
     """The context in which a file that nobody vouches for is read.
 
     Raises
@@ -164,7 +164,7 @@ def _archive(raw: BoundedReader) -> zipfile.ZipFile:
 
 
 @contextmanager
-def opened_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
     """An archive of a few members with names of their own, none of which is encrypted."""
     with BoundedReader(io.FileIO(path)) as raw, _archive(raw) as archive:
         names = archive.namelist()
@@ -197,7 +197,7 @@ def read_member(archive: zipfile.ZipFile, name: str, limit: int, kinds: str = NU
 
 def read_arrays(path: Path, limit: int) -> dict[str, Array]:
     """All arrays of an .npz file, of numbers or text, by name; together within twice the limit."""
-    with opened_zip(path) as archive:
+    with open_zip(path) as archive:
         declared = sum(found.file_size for found in archive.infolist())
         if declared > 2 * limit:
             raise ValueError(f"its arrays would take {declared} bytes together, over the limit of {2 * limit}")
@@ -272,15 +272,15 @@ def _text_bytes(found: Any, limit: int) -> int:
     step = max(1, limit // (Path(found.file.filename).stat().st_size * max(1, found.dtype.itemsize // 8)))
     starts = [slice(start, start + step) for start in range(0, (found.shape or (1,))[-1], step)]
     parts = ((*row, start) if found.ndim else () for row in np.ndindex(found.shape[:-1]) for start in starts)
-    return sum(_held(np.asarray(found[part], found.dtype)) for part in parts)
+    return sum(_content_bytes(np.asarray(found[part], found.dtype)) for part in parts)
 
 
-def _held(values: Array) -> int:
+def _content_bytes(values: Array) -> int:
     """Bytes of the texts and lists in an array that was read."""
     if values.dtype.names:
-        return sum(_held(values[name]) for name in values.dtype.names)
+        return sum(_content_bytes(values[name]) for name in values.dtype.names)
     found = list(values.flat) if values.dtype.kind == "O" else []
-    lists = sum(each.nbytes + _held(each) for each in found if isinstance(each, np.ndarray))
+    lists = sum(each.nbytes + _content_bytes(each) for each in found if isinstance(each, np.ndarray))
     return lists + sum(len(each) for each in found if isinstance(each, str | bytes))
 
 

@@ -36,7 +36,7 @@ class Journal(Protocol):
     def stage(self, name: str, compute: Callable[[], Result], keep: Callable[[], bool]) -> Result:
         """The result of the stage, computed unless it is there already, and kept if ``keep`` says so afterwards."""
 
-    def restored(self) -> Any:
+    def last_state(self) -> Any:
         """The last state of the loop of this stage, or None."""
 
     def offer(self, state: Any, now: bool) -> None:
@@ -65,11 +65,11 @@ class Watch:
         self.signal = Signal() if signal is None else signal
 
     @property
-    def stopped(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether the best so far is asked for."""
         return self.signal.stopped
 
-    def silent(self) -> Watch:
+    def without_callback(self) -> Watch:
         """The same, but the callback hears nothing."""
         return Watch(None, self.journal, self.signal)
 
@@ -77,11 +77,11 @@ class Watch:
         """Ask for the best so far: every loop ends after its iteration, the sampled one not before its first check."""
         self.signal.stopped = True
 
-    def aside(self) -> Watch:
+    def detach(self) -> Watch:
         """A watch with the same cancellation, without callback and journal: for auxiliary loops."""
         return Watch(signal=self.signal)
 
-    def tell(self, progress: Progress) -> None:
+    def report(self, progress: Progress) -> None:
         """Tell the callback, which asks for an end by returning True or raising StopIteration.
 
         What else it raises passes through as it is.
@@ -107,11 +107,11 @@ class Watch:
         share()
         if self.journal is None:
             return compute()
-        return self.journal.stage(name, compute, lambda: not self.stopped)
+        return self.journal.stage(name, compute, lambda: not self.should_stop)
 
-    def restored(self) -> Any:
+    def last_state(self) -> Any:
         """Where the loop of this stage was when it was last written down, or None."""
-        return None if self.journal is None else self.journal.restored()
+        return None if self.journal is None else self.journal.last_state()
 
     def pause(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
@@ -122,7 +122,7 @@ class Watch:
         self.signal.acted_on = acted_on or stopped
         return stopped
 
-    def cut(self) -> bool:
+    def should_skip(self) -> bool:
         """Whether cancellation skips the next piece of work; the skip is recorded in the signal."""
         stopped, acted_on = self._flags()
         self.signal.acted_on = acted_on or stopped

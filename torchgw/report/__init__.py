@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from torchgw.persist.files import whole
+from torchgw.persist.files import atomic_path
 from torchgw.report import contents
 from torchgw.report.reported import Reported
 
@@ -25,7 +25,7 @@ def write(result: Reported, path: Path, X: Any = None, Y: Any = None, labels: An
     """Write the page of a result, whole or not at all; errors are those of `GWResult.report`."""
     drawing = plotly_script()
     text = page(contents.contents(result, X, Y, labels), drawing)
-    with whole(path) as aside:
+    with atomic_path(path) as aside:
         aside.write_text(text, encoding="utf-8", newline="\n")
 
 

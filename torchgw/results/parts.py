@@ -17,7 +17,7 @@ import numpy as np
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.persist import guards
-from torchgw.persist.files import checked_seal, whole, written
+from torchgw.persist.files import atomic_path, open_for_writing, read_seal
 from torchgw.results.storage import pack, unpack
 from torchgw.runtime.ranks import Ranks, cut_of
 from torchgw.types import Array
@@ -34,9 +34,9 @@ def write_part(folder: Path, members: dict[str, Any], coupling: BlockCoupling, r
     own = {name: arrays[name][cut_of(len(arrays[name]), ranks.rank, ranks.count)] for name in divided}
     if ranks.rank == 0:
         own |= {name: array for name, array in arrays.items() if name not in divided}
-        with whole(folder / INDEX) as aside:
+        with atomic_path(folder / INDEX) as aside:
             aside.write_text(json.dumps({"format": FORMAT, "parts": ranks.count, "divided": divided}))
-    with written(folder / _name(ranks.rank, ranks.count)) as file:
+    with open_for_writing(folder / _name(ranks.rank, ranks.count)) as file:
         np.savez_compressed(file, **own)  # type: ignore[arg-type]
 
 
@@ -62,7 +62,7 @@ def read_parts(folder: Path, limit: int) -> dict[str, Any]:
     guards.fits("it", sum(file.stat().st_size for file in files) // 8, 2 * limit + guards.HARMLESS)
     found: list[dict[str, Array]] = []
     for file in files:
-        if checked_seal(file) is None:
+        if read_seal(file) is None:
             raise ValueError(f"its {file.name} has no checksum")
         found.append(guards.read_arrays(file, limit))
     arrays = {name: np.concatenate([part[name] for part in found]) for name in divided}

@@ -25,7 +25,7 @@ from torchgw.losses import SeparableLoss
 from torchgw.marginals import MARGINALS
 from torchgw.options import GROUPS, GWOptions
 from torchgw.persist import guards
-from torchgw.persist.files import checked_seal, written
+from torchgw.persist.files import open_for_writing, read_seal
 from torchgw.request.names import as_names, stored
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -61,14 +61,14 @@ def write(
     arrays, every = pack(members, coupling), isinstance(coupling, DenseCoupling | SparseCoupling)
     for side, points in zip("xy", known, strict=False):
         arrays |= {f"known_{side}_{name}": array for name, array in points.arrays(every, limit).items()}
-    with written(path) as file:
+    with open_for_writing(path) as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
 def read(path: Path, limit: int) -> dict[str, Any]:
     """The members of a result from such a file, or from one of a version that wrote no checksum."""
     guards.fits("it", path.stat().st_size // 8, 2 * limit + guards.HARMLESS)
-    checked_seal(path)
+    read_seal(path)
     return unpack(guards.read_arrays(path, limit))
 
 

@@ -306,7 +306,7 @@ def _cross_landmark_basins(problem: StoredProblem, coarse: CoarseOptions, basins
     between, at = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), (x.index, y.index)
     starts = [sum_columns(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins]
     plans = torch.stack([start.coupling().to_dense() for start in starts])
-    found = cross_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.aside())
+    found = cross_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.detach())
     return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
 
 

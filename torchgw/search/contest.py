@@ -186,7 +186,7 @@ class _Contest:
     def first_plans(self) -> dict[str, Tensor]:
         """The plan of each view that is worth its time."""
         costly = frozenset() if self.few else COSTLY
-        watch = self.problem.watch.aside()
+        watch = self.problem.watch.detach()
         found = {name: view(self.x, self.y, watch) for name, view in VIEWS.items() if name not in costly}
         if self.problem.model.cost is not None:
             found[COST] = self.by_cost(self.problem.model.cost)
@@ -226,7 +226,7 @@ class _Contest:
 
     def proximal_ends(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Proximal steps on all plans at once, or where points are many one by one."""
-        watch, masses = self.problem.watch.aside(), (self.x.mass, self.y.mass)
+        watch, masses = self.problem.watch.detach(), (self.x.mass, self.y.mass)
         batches = [exponents] if self.few else [[each] for each in exponents]
         return [
             each
@@ -274,7 +274,7 @@ class _Contest:
                 self.blur_costly_rows(self._on_device(lowest[each // 2 % len(lowest)].plan))
                 for each in range(effort.blurred)
             ]
-            if self.problem.watch.cut():
+            if self.problem.watch.should_skip():
                 return []
             if self.assignment is None:
                 means = self.take_steps(means, epsilons)
@@ -293,7 +293,9 @@ class _Contest:
     def exchange_branches(self, plan: Tensor) -> Tensor:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
-        return plan_of_order(improve_by_chains(*self.contrasts, nearest_permutation(plan), self.problem.watch.cut))
+        return plan_of_order(
+            improve_by_chains(*self.contrasts, nearest_permutation(plan), self.problem.watch.should_skip)
+        )
 
     @cached_property
     def contrasts(self) -> tuple[Array, Array]:

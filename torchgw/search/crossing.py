@@ -128,7 +128,7 @@ def cross_basins(
         return found
 
     def make_offspring(fresh: list[tuple[Annealed, Annealed]], lowest: list[Annealed]) -> list[Annealed]:
-        cut = not fresh or watch.cut()
+        cut = not fresh or watch.should_skip()
         return [] if cut else ends(torch.stack([(one.plan + other.plan) / 2 for one, other in fresh]), levels)
 
     # Plans that were lifted are too blurred to be warmed at once: their gradients would not hold them.

@@ -142,7 +142,7 @@ class CellPair:
 def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in between cells, as plans of all points, the lowest first; none where cells
     say little of the points. Where points are many, those to go on from are near."""
-    cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.aside()
+    cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.detach()
     if cells.lose_too_much:
         return []
     between = LandmarkProblem.of(cells.x, cells.y, problem.model, problem.kernels.backend)
@@ -174,10 +174,10 @@ def _compare_between_finer_cells(
 ) -> list[Candidate]:
     """Candidates by where a few steps lead from their plans between finer cells, which tells them apart better than one
     step between all points, and takes less. Those to go on from are near, and have plans."""
-    cells, (p, q), watch = CellPair.of(problem, FINER), problem.masses, problem.watch.aside()
+    cells, (p, q), watch = CellPair.of(problem, FINER), problem.masses, problem.watch.detach()
     ends: list[tuple[float, Tensor, Candidate]] = []
     for candidate, plan in zip(candidates, plans, strict=True):
-        if candidate.energy <= NEAR * candidates[0].energy and not (ends and watch.cut()):
+        if candidate.energy <= NEAR * candidates[0].energy and not (ends and watch.should_skip()):
             dual = candidate.start.column_dual(q)
             end = cells.descend(*cells.gather_plan(plan, dual, q), FINER_STEPS, watch)
             ends.append((end.value, end.plan.to(p), candidate))

@@ -70,7 +70,7 @@ def entropy_rules(problem: StoredProblem, height: Tensor | None = None) -> bool:
 
 def by_product(problem: StoredProblem) -> list[Candidate]:
     """Where proximal steps go from the product plan."""
-    return [_guess_candidate(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.aside()))]
+    return [_guess_candidate(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.detach()))]
 
 
 def from_product(problem: StoredProblem) -> Candidate:

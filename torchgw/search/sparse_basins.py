@@ -97,15 +97,15 @@ class Hops(ScaledDistances):
 
 def search_sparsely(asked: Problem, problem: SparseObjective) -> list[SparseEnd]:
     """The ends of all starts, the lowest first; one that a mean of others led to comes before them alone."""
-    watch = asked.watch.aside()
+    watch = asked.watch.detach()
     firsts = dict(_likely(asked, problem))
     equal = len(problem.p) == len(problem.q) and np.ptp(problem.p) == 0 == np.ptp(problem.q)
     descends = equal and len(firsts) > 1 and problem.X.nnz + problem.Y.nnz <= MOST_DESCENDED
     ends: list[SparseEnd] = []
     for origin, plan in firsts.items():
-        if ends and watch.cut():
+        if ends and watch.should_skip():
             break
-        ends.append(_descend_matching(problem, origin, match_nodes(problem, plan, watch.cut), descends, watch))
+        ends.append(_descend_matching(problem, origin, match_nodes(problem, plan, watch.should_skip), descends, watch))
     ends.sort(key=_value)
     best = _cross_matchings(problem, ends, asked.unit, watch) if descends and len(ends) > 1 else ends[0]
     return ends if best is ends[0] else [best, *ends]
@@ -117,7 +117,7 @@ def _likely(asked: Problem, problem: SparseObjective) -> Iterator[tuple[str, Any
     rng = np.random.default_rng(int(torch.randint(2**62, (), generator=asked.generator, device=asked.generator.device)))
     plan = seeds(problem, rng)
     yield "signatures", plan
-    if asked.watch.cut() or (agreed := _agreement(problem, plan)) >= SURE:
+    if asked.watch.should_skip() or (agreed := _agreement(problem, plan)) >= SURE:
         return
     others = [*_by_hops(asked, problem, rng), *_by_subtrees(problem)]
     agreement = [_agreement(problem, plan) for _, plan in others]
@@ -190,7 +190,7 @@ def _cross_matchings(problem: SparseObjective, ends: list[SparseEnd], unit: floa
         found = [
             _descend_matching(problem, CROSSED, csr_array((one.plan + other.plan) / 2), True, watch)
             for one, other in pairs
-            if not watch.cut()
+            if not watch.should_skip()
         ]
         best, pool = pool[0], sorted((*pool, *found), key=_value)
         if pool[0].value > (1 - GAIN) * best.value:

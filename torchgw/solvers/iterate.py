@@ -102,7 +102,7 @@ def iterate(
     """
     watch, history, max_iter = loop.watch, loop.history, loop.max_iter
     earlier = history.iteration[-1] if history.iteration else 0
-    restored = watch.restored()
+    restored = watch.last_state()
     if restored is None:
         state = begin()
     else:
@@ -126,7 +126,7 @@ def iterate(
             )
             for entry in fields(history):
                 getattr(history, entry.name).append(getattr(progress, entry.name))
-            watch.tell(progress)
+            watch.report(progress)
         if status is not None:
             return state, status
     return state, Status.MAX_ITER

@@ -162,7 +162,7 @@ class Problem:
 
     def run_on_first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""
-        result, state, stopped = self.ranks.first(lambda: (task(), self.generator.get_state(), self.watch.stopped))
+        result, state, stopped = self.ranks.first(lambda: (task(), self.generator.get_state(), self.watch.should_stop))
         self.generator.set_state(state)
         if stopped:
             self.watch.stop()
@@ -213,7 +213,7 @@ class StoredProblem(Problem):
 
 def run_fixed_point(problem: StoredProblem, start: WarmStart, epsilon: float, steps: int) -> Solution:
     """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
-    loop = Loop(problem.watch.aside(), History(), steps)
+    loop = Loop(problem.watch.detach(), History(), steps)
     with threads_for(len(problem.p) * len(problem.q)):
         return descend(problem.gradient, start, problem.inner_at(epsilon), problem.options, loop)
 

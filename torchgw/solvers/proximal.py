@@ -65,7 +65,7 @@ def proximal_steps(
     plan = flush_small(exponent.exp2())
     v = torch.ones_like(exponent[..., 0, :])
     for epsilon in epsilons:
-        if watch.cut() or epsilon <= 0:
+        if watch.should_skip() or epsilon <= 0:
             break
         exponent += score(plan, epsilon)
         exponent -= exponent.amax(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).min)

@@ -50,7 +50,7 @@ def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float,
     for number in range(1, MOST_STEPS + 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.warm_start
         left = problem.lowers_epsilon and solution.status.converged and path[-1].value > least
-        if not left or end is None or end.cost is None or problem.watch.cut() or blur(solution, p) < SHARP:
+        if not left or end is None or end.cost is None or problem.watch.should_skip() or blur(solution, p) < SHARP:
             break
         reason = precision_warning(end.cost, epsilon, problem.options)
         if reason is not None:

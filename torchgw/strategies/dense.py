@@ -155,7 +155,7 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
     reference: Landmarks | None = None
     for number, lead in enumerate(leads if init is None and coarse is not None else []):
         assert coarse is not None
-        if number and problem.watch.cut():
+        if number and problem.watch.should_skip():
             break
         led = problem.stage(f"landmarks-{number}", partial(basins_of_plans, lead, coarse))
         if led is not None:
@@ -193,7 +193,7 @@ def _descend_surrogates(
     found, rest, seconds = list[tuple[Solution, Candidate]](), list[Candidate](), 0.0
     reference: Landmarks | None = None
     for number, lead in enumerate(leads):
-        if number and problem.watch.cut():
+        if number and problem.watch.should_skip():
             break
         own, lead = lead is leads[0] is problem, replace(lead, watch=problem.watch)
         with problem.watch.within(f"lead-{number}"):
@@ -209,7 +209,7 @@ def _descend_surrogates(
         best = candidates[0] if own else replace(candidates[0], rejected=())  # whose energies are others
         found.append((end, _with_end(best, end)))
         rest += candidates[1:] if own else []
-        problem = replace(problem, watch=problem.watch.silent())
+        problem = replace(problem, watch=problem.watch.without_callback())
     return found, rest, reference, seconds
 
 
@@ -219,9 +219,9 @@ def _descend_best(
     """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others where their
     energies are of the same objective."""
     raced, beaten = _rank_after_one_step(problem, [c for c in candidates if c.start.plan is not None], FORMS_NEARLY)
-    ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.silent())
+    ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.without_callback())
     for position, candidate in enumerate(raced[:FORM_ENDS]):
-        if position == 0 or not problem.watch.cut():
+        if position == 0 or not problem.watch.should_skip():
             end = problem.stage(f"descend-{position}", partial(descend_without_entropy, problem, candidate.start))
             ends.append((end, _with_end(candidate, end)))
         problem = quiet
@@ -276,9 +276,9 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
     ):
         contenders += product_starts(problem)[-1 if best.has_annealed_plan else 0 :]
     ends: list[Solution] = []
-    quiet = replace(problem, watch=problem.watch.silent())  # the callback hears of one solve
+    quiet = replace(problem, watch=problem.watch.without_callback())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
-        if position == 0 or not problem.watch.cut():
+        if position == 0 or not problem.watch.should_skip():
             if position:  # anchors of another basin
                 restore_memory(problem.gradient, NOTHING)
             taken = descend_without_entropy if best.has_annealed_plan else solver
@@ -286,7 +286,7 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
         problem = quiet
     contenders = contenders[: len(ends)]
     alone = best.has_annealed_plan and is_clear_minimum(sorted(c.energy for c in (best, *others)), NEAR)
-    if best.has_annealed_plan and not (alone or problem.watch.cut()):
+    if best.has_annealed_plan and not (alone or problem.watch.should_skip()):
         lowest = min(range(len(ends)), key=lambda i: ends[i].energy)
         start = replace(contenders[lowest].start, plan=None)
         further = problem.stage("further", partial(solve_without_entropy, problem, start))
@@ -311,9 +311,13 @@ def _rank_after_one_step(
 ) -> tuple[list[Candidate], list[Candidate]]:
     """Candidates after a conditional gradient from the plans that they bring: those that are ``nearly`` as low as the
     lowest, that one first, and the others."""
-    annealed, quiet, raced = candidates[0].has_annealed_plan, replace(problem, watch=problem.watch.silent()), []
+    annealed, quiet, raced = (
+        candidates[0].has_annealed_plan,
+        replace(problem, watch=problem.watch.without_callback()),
+        [],
+    )
     for position, candidate in enumerate(candidates):
-        if position and problem.watch.cut():
+        if position and problem.watch.should_skip():
             break
         end = quiet.stage(f"race-{position}", partial(first_step, quiet, candidate.start))
         start, energy = replace(candidate.start, plan=end.plan.to(problem.masses[0])), max(end.value, 0.0)

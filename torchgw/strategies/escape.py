@@ -69,14 +69,14 @@ def should_check_saddle(problem: StoredProblem, solution: Solution, epsilon: flo
     searched = init is None and problem.options.coarse is not None
     few = pairs <= (SEARCHED_PAIRS if searched else MOST_PAIRS)
     bent = epsilon > 0 and problem.exact and problem.model.alpha > 0
-    return bent and few and solution.status.converged and not problem.watch.cut()
+    return bent and few and solution.status.converged and not problem.watch.should_skip()
 
 
 def escape_saddle(
     problem: StoredProblem, solution: Solution, spaces: tuple[DistanceProvider, DistanceProvider]
 ) -> SecondOrder:
     """The solution of a problem with entropy, or the lower one that its saddle leads to; ``spaces`` in float64."""
-    quiet, escapes, model = replace(problem, watch=problem.watch.silent()), 0, problem.model
+    quiet, escapes, model = replace(problem, watch=problem.watch.without_callback()), 0, problem.model
     quadratic = ExactGradient(*spaces, *model.masses, model.loss)
     while True:
         hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.has_hard_marginals)
@@ -87,7 +87,7 @@ def escape_saddle(
         curvature = float(ends.values[0])
         found = SecondOrder(solution, curvature, float(ends.errors[0]), escapes)
         left = problem.options.stopping.max_iter - solution.n_iter
-        if curvature >= -FLAT or escapes == MOST_ESCAPES or left < 1 or problem.watch.cut():
+        if curvature >= -FLAT or escapes == MOST_ESCAPES or left < 1 or problem.watch.should_skip():
             return found
         stopping = replace(problem.options.stopping, max_iter=left)
         further = replace(quiet, options=replace(problem.options, stopping=stopping))

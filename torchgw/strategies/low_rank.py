@@ -25,7 +25,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     began, options, generator, watch = time.perf_counter(), asked.options, asked.generator, asked.watch
     model, (p, q) = asked.model, asked.model.masses
     searchable = replace(model, epsilon=model.epsilon or SEARCH_EPSILON * asked.unit)
-    problem = make_streamed_problem(Problem.of(asked, model=searchable, watch=watch.silent()))
+    problem = make_streamed_problem(Problem.of(asked, model=searchable, watch=watch.without_callback()))
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
     wide = tuple(space.to(p.device, torch.float64) for space in asked.spaces)

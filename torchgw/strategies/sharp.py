@@ -76,7 +76,7 @@ def solve_without_entropy(
     steps = STEPS if start.plan is None else 1
     warm = lead or problem
     now, step = _anneal(warm, start, epsilon, history, 0, min(steps, limit)), 1
-    while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.cut():
+    while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.should_skip():
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
@@ -137,14 +137,14 @@ def descend_model(
 ) -> list[Solution]:
     """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not; each with
     whether it is gone down from at once, or led by other models."""
-    nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.silent())
+    nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.without_callback())
     others, found = list[partial[Solution]](), list[Solution]()
     others += [partial(solve_without_entropy, quiet, start, lead=quiet.search_problems[0]) for start in starts]
     for plan, at_once in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
         others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
     for number, other in enumerate(others):
-        if number == 0 or not problem.watch.cut():
+        if number == 0 or not problem.watch.should_skip():
             found.append(quiet.stage(f"other-{number}", other))
     return found
 
@@ -153,12 +153,12 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
     """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
     settle, or where nothing lower was found."""
     before = first.coupling if first.stored is None else first.stored
-    if before is None or first.warm_start is None or not first.status.converged or problem.watch.cut():
+    if before is None or first.warm_start is None or not first.status.converged or problem.watch.should_skip():
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
     sharp = problem.with_epsilon(0.0)
     found = problem.stage("sharpen", partial(solve_without_entropy, sharp, start, first.history.copy()))
-    if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.cut()):
+    if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.should_skip()):
         logger.info("the sharp end at %.6g is not taken: %s", found.energy, found.status)
         return first
     moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
@@ -169,7 +169,7 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
 
 def _exchanged_further(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
     """What exchanges of matches lead to, where that is lower."""
-    exchanged = None if problem.watch.cut() else _exchange_matches(problem, found)
+    exchanged = None if problem.watch.should_skip() else _exchange_matches(problem, found)
     if exchanged is None:
         return found
     assert found.dual is not None
@@ -352,7 +352,7 @@ class _Descent:
         many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
         if isinstance(first, MatchingGradient) or not many or min(p.min(), q.min()) <= 0:
             return None
-        if first.source.factors() is None or first.target.factors() is None or self.problem.watch.cut():
+        if first.source.factors() is None or first.target.factors() is None or self.problem.watch.should_skip():
             return None
         if isinstance(first, SurrogateGradient) and first.residual > MOST_LEFT:
             return None
@@ -373,7 +373,7 @@ class _Descent:
             return _FactoredEnd(found, status, True)
         lowest, best = math.inf, found
         for number in range(CORRECTIONS):
-            if self.problem.watch.cut():
+            if self.problem.watch.should_skip():
                 break
             first = first.correct_at_sparse(found.plan, p)
             value = float(mean_cost(first(found.plan, p), found.plan, p, q))

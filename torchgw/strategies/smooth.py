@@ -60,7 +60,7 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
     assert warm is not None
     assert warm.cost is not None
     inner = options.sinkhorn
-    if watch.cut():  # rounding makes any plan feasible
+    if watch.should_skip():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
     warning = start_precision_check(warm.cost, epsilon, options)
     last = finish(solution, epsilon, model, problem.kernels.stored, inner)
@@ -97,7 +97,7 @@ def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
         return problem.stage(name, whole).add_iterations(solution)
 
     for number in range(CORRECTIONS if model.has_hard_marginals else 0):
-        if watch.cut():
+        if watch.should_skip():
             return solution
         last, end, value = DenseCoupling(solution.plan), solution.warm_start, solution.history.cost[-1]
         assert end is not None
@@ -111,7 +111,7 @@ def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
     assert solution.warm_start is not None
     gradient = gradient_of(model, leading.exact)
     cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
-    return solution if watch.cut() else gone_on("exact", gradient, replace(solution.warm_start, cost=cost))
+    return solution if watch.should_skip() else gone_on("exact", gradient, replace(solution.warm_start, cost=cost))
 
 
 def _refine_solution(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:

@@ -139,5 +139,5 @@ def _start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tu
         given = asked.init.double().cpu().numpy()
         plan = csr_array(given / given.sum())
     else:
-        plan = match_nodes(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.cut)
+        plan = match_nodes(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.should_skip)
     return SparseCoupling.of(complete_marginals(plan, problem.p, problem.q), torch.device("cpu")), basins

@@ -46,7 +46,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
     state, solution = climb_levels(problem, first, sum(seconds.values()))
-    if asked.watch.cut():
+    if asked.watch.should_skip():
         return _streamed_solution(problem, state, solution, solution.status, seconds | {"finish": 0.0}, basins)
     (p, q), end = asked.model.masses, state.end
     assert end.cost is not None

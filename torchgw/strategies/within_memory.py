@@ -91,7 +91,7 @@ def _solve_and_sharpen(problem: Problem, between: Problem | None) -> tuple[str, 
     """The optimum without entropy from the solution that streams, its plan stored, or from a search of its own where
     that did not settle; that which streams where memory ends then."""
     found = _run_strategy(problem if between is None else between, "streaming")
-    if problem.watch.cut():
+    if problem.watch.should_skip():
         return "streaming", found if between is None else reevaluate(problem, found)
     state = problem.generator.get_state()
     try:
@@ -108,7 +108,7 @@ def _solve_and_sharpen(problem: Problem, between: Problem | None) -> tuple[str, 
             f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
         )
         return "streaming", found if between is None else reevaluate(problem, found, stores=False)
-    status = Status.CANCELLED if problem.watch.stopped else last.status
+    status = Status.CANCELLED if problem.watch.should_stop else last.status
     if last is found:
         return "streaming", replace(found if between is None else reevaluate(problem, found), status=status)
     seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
@@ -118,4 +118,4 @@ def _solve_and_sharpen(problem: Problem, between: Problem | None) -> tuple[str, 
 def _run_strategy(problem: Problem, strategy: str, between: Problem | None = None) -> CertifiedSolution:
     with problem.watch.within(strategy):
         found = SOLVERS[strategy](problem) if between is None else solve_surrogate(problem, between)
-    return replace(found, status=Status.CANCELLED) if problem.watch.stopped else found
+    return replace(found, status=Status.CANCELLED) if problem.watch.should_stop else found
