@@ -39,7 +39,7 @@ from torchgw import (
     gw_align,
 )
 from torchgw import align as align_module
-from torchgw.request.combinations import EXCLUDED, KINDS, SETTLED, Excluded, Fact, called
+from torchgw.request.combinations import EXCLUSIONS, IMPLIED_OPTIONS, KINDS, Exclusion, Fact, describe_kinds
 
 PAGE = Path(__file__).parent.parent / "docs" / "combinations.md"
 HEAD = """# What goes with what
@@ -136,8 +136,8 @@ def points(**fixed: str) -> Iterator[dict[str, str]]:
         yield dict(zip(axes, kinds, strict=True))
 
 
-def row_of(point: Mapping[str, str]) -> Excluded | None:
-    return next((row for row in EXCLUDED if row.holds(point)), None)
+def row_of(point: Mapping[str, str]) -> Exclusion | None:
+    return next((row for row in EXCLUSIONS if row.holds(point)), None)
 
 
 @cache
@@ -151,16 +151,22 @@ def allowed() -> list[dict[str, str]]:
 def page() -> str:
     """The text of docs/combinations.md."""
     refused = (
-        (called(row.argument, row.kinds), _all(row.beside), f"`{row.argument}` must {row.must}", row.why, row.instead)
-        for row in EXCLUDED
+        (
+            describe_kinds(row.argument, row.kinds),
+            _all(row.beside),
+            f"`{row.argument}` must {row.must}",
+            row.why,
+            row.instead,
+        )
+        for row in EXCLUSIONS
     )
-    decided = ((_all(row.given), f"`{row.option}`", f"`{row.value!r}`", row.why) for row in SETTLED)
+    decided = ((_all(row.given), f"`{row.option}`", f"`{row.value!r}`", row.why) for row in IMPLIED_OPTIONS)
     tables = ["".join(f"| {' | '.join(cells)} |\n" for cells in rows) for rows in (refused, decided)]
     return HEAD + tables[0] + DECIDED + tables[1] + TAIL
 
 
 def _all(given: Mapping[str, tuple[str, ...]]) -> str:
-    return " and ".join(called(name, kinds) for name, kinds in given.items())
+    return " and ".join(describe_kinds(name, kinds) for name, kinds in given.items())
 
 
 def test_the_page_is_that_of_the_table() -> None:
@@ -169,14 +175,14 @@ def test_the_page_is_that_of_the_table() -> None:
 
 def test_rows_name_kinds_that_there_are() -> None:
     reached = set(map(id, map(row_of, itertools.islice(points(), 0, None, SPARSE))))
-    for row in EXCLUDED:
+    for row in EXCLUSIONS:
         given = {row.argument: row.kinds, **row.beside}
         message = row.message({name: Fact(kinds[0], "this") for name, kinds in given.items()})
         assert message.startswith(f"{row.argument} must {row.must} with ")
         for name, kinds in given.items():
             assert set(kinds) <= set(KINDS[name])
         assert {row.argument, *row.beside} & set("XY") or id(row) in reached
-    for settled in SETTLED:
+    for settled in IMPLIED_OPTIONS:
         assert hasattr(GWOptions(), settled.option)
         assert all(set(kinds) <= set(KINDS[name]) for name, kinds in settled.given.items())
 
@@ -201,12 +207,14 @@ ADVICE = {
     "labels, known and forbidden pairs stream": {"supervision": "rules"},
     "leave one of them out": {"checkpoint": "none"},
 }
-ADVISED = [(row, each) for row in EXCLUDED for each in ADVICE if re.search(rf"{re.escape(each)}(?![\w.])", row.instead)]
+ADVISED = [
+    (row, each) for row in EXCLUSIONS for each in ADVICE if re.search(rf"{re.escape(each)}(?![\w.])", row.instead)
+]
 USUAL = {name: kinds[0] for name, kinds in AXES.items()} | FACTORED
 
 
 @pytest.mark.parametrize(("row", "advice"), ADVISED)
-def test_who_follows_an_advice_is_not_led_in_a_circle(row: Excluded, advice: str) -> None:
+def test_who_follows_an_advice_is_not_led_in_a_circle(row: Exclusion, advice: str) -> None:
     """Of the arguments that a row is about, beside defaults: each advice mends its row, and where arguments contradict
     each other more than once, advices followed one after the other end in a call that is taken."""
     names = [row.argument, *row.beside]
@@ -214,7 +222,7 @@ def test_who_follows_an_advice_is_not_led_in_a_circle(row: Excluded, advice: str
         given = USUAL | dict(zip(names, kinds, strict=True))
         if given["alpha"] != "one" and "cost" not in names:
             given["cost"] = "features"
-        left: Excluded | None = row
+        left: Exclusion | None = row
         met, following = set[int](), advice
         while left is not None:
             assert id(left) not in met, (given, left)
@@ -226,7 +234,7 @@ def test_who_follows_an_advice_is_not_led_in_a_circle(row: Excluded, advice: str
 
 
 def test_every_row_has_an_advice_that_is_followed() -> None:
-    assert {id(row) for row, _ in ADVISED} == set(map(id, EXCLUDED))
+    assert {id(row) for row, _ in ADVISED} == set(map(id, EXCLUSIONS))
 
 
 @pytest.fixture
@@ -335,7 +343,9 @@ def test_what_is_not_refused_is_solved_by_the_strategy_that_was_asked_for(few: i
         given = arguments(point, tmp_path / str(i))
         result = quietly(gw_align, given.pop("X"), given.pop("Y"), random_state=0, **given)
         assert result.strategy == ("dense" if point["options.strategy"] == "auto" else point["options.strategy"])
-        decided = {row.option: row.value for row in SETTLED if all(point[n] in kinds for n, kinds in row.given.items())}
+        decided = {
+            row.option: row.value for row in IMPLIED_OPTIONS if all(point[n] in kinds for n, kinds in row.given.items())
+        }
         assert decided == {option: getattr(result.options, option) for option in decided}, point
         assert math.isfinite(result.value), point
         assert bool(torch.isfinite(torch.as_tensor(result.plan)).all()), point

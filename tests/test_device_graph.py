@@ -166,9 +166,9 @@ def test_where_a_device_has_no_memory_the_cpu_searches(monkeypatch: pytest.Monke
     )
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         cuda = torch.device("cuda", 0)
-        bring = limits.searched_there("triton", cuda, SpaceOptions())
+        bring = limits.find_device_search("triton", cuda, SpaceOptions())
         assert bring is not None
-        assert limits.searched_there("eager", cuda, SpaceOptions()) is None
+        assert limits.find_device_search("eager", cuda, SpaceOptions()) is None
         for free, kind, graph, fits in (
             (6e7, "landmark", KINDS["spiral"], False),
             (3e8, "landmark", KINDS["spiral"], True),
@@ -180,7 +180,7 @@ def test_where_a_device_has_no_memory_the_cpu_searches(monkeypatch: pytest.Monke
         for free, fits in ((2e7, False), (2e8, True)):
             monkeypatch.setattr(limits, "free_memory", lambda _, free=free: free)
             assert (bring(make_spiral(300)[0], "landmark") is not None) is fits
-    assert limits.searched_there("auto", CPU, SpaceOptions()) is None
+    assert limits.find_device_search("auto", CPU, SpaceOptions()) is None
 
 
 @pytest.mark.parametrize("count", daily([(3,), (16,), (1000,)], [2, 3, 5, 9, 12, 16, 40, 1000]))

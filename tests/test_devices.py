@@ -26,11 +26,11 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 @pytest.fixture
 def gpu() -> Iterator[Any]:
     """A GPU, of which nothing is known yet."""
-    for known in (devices._tried, devices._warn):
+    for known in (devices._try_device, devices._warn):
         known.cache_clear()
     with simulated_gpu() as simulation:
         yield simulation
-    for known in (devices._tried, devices._warn):
+    for known in (devices._try_device, devices._warn):
         known.cache_clear()
 
 
@@ -66,7 +66,7 @@ def test_a_gpu_that_fails_is_not_used_unless_it_is_named_and_why_is_said_once(
         raise RuntimeError(reason)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, logger="torchgw"):
-        patch.setattr(devices, "_tried", fail)
+        patch.setattr(devices, "_try_device", fail)
         assert pick_device(None, ()) == pick_device(None, ()) == CPU
         assert pick_device("cuda", ()) == CUDA
     (record,) = caplog.records

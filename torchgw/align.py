@@ -184,7 +184,7 @@ def follow_request(request: Request) -> AbstractContextManager[Watch]:
 
 def spaces_of(request: Request) -> tuple[ProviderPair, GraphReports]:
     """The providers of both spaces of a request, and how their neighbour graphs were made."""
-    return make_providers(request.spaces, request.options.spaces, request.there)
+    return make_providers(request.spaces, request.options.spaces, request.on_device)
 
 
 def align_request(
@@ -194,18 +194,18 @@ def align_request(
     prepare: Callable[[Request], tuple[ProviderPair, GraphReports]] = spaces_of,
 ) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it and ``prepare`` its spaces."""
-    (n, k), marginals = request.shape, request.given.marginals
+    (n, k), marginals = request.shape, request.differentiable_inputs.marginals
     for name, count in zip("XY", (n, k), strict=True):
         if count < ranks.count:
             raise ValueError(f"{name} must have a point for each rank, got {count} for {ranks.count}")
-    threads = threads_for(n * k if request.there is None else 0)  # on a GPU one thread has nothing to share
+    threads = threads_for(n * k if request.on_device is None else 0)  # on a GPU one thread has nothing to share
     with follow(request) as watch, threads:
         began = time.perf_counter()
         # A stage unless files cannot hold it.
         given, make = any(is_provider(space.data) for space in request.spaces), partial(with_warnings, prepare, request)
         (spaces, graphs), warned = make() if given else watch.stage("prepare", make)
         collect_warnings(*warned)
-        request = request.resolved(spaces)
+        request = request.resolve_epsilon(spaces)
         expected = forecast(request.strategy, n, k, request.model.epsilon, request.options, request.device)
         logger.info("strategy %s%s", expected, "; in the end dense, without entropy" if request.sharpens else "")
         prepared = time.perf_counter() - began
@@ -217,7 +217,9 @@ def align_request(
             ranges.remaining_mass(mass, solution.values.total, request.mass, n * k, marginals)
         derived = None
         if request.gradient_mode is not None:
-            derived = differentiable(solution, request.model, spaces, request.given, request.gradient_mode)
+            derived = differentiable(
+                solution, request.model, spaces, request.differentiable_inputs, request.gradient_mode
+            )
     request = request.run_by(strategy)
     told = Told.of(solution, request, spaces)
     result = result_of(solution, request, told, spaces, graphs, prepared, derived)

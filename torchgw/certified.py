@@ -162,7 +162,7 @@ class _Between(NamedTuple):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the solve says it
             request = build_problem(X, Y, **given)
-            source, target = make_providers(request.spaces, request.options.spaces, request.there)[0]
+            source, target = make_providers(request.spaces, request.options.spaces, request.on_device)[0]
         for name, space in (("X", source), ("Y", target)):
             if not is_symmetric(space):
                 raise ValueError(f"{name} must be symmetric in gw_certify, got directed distances: pass (A + A.T) / 2")

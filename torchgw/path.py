@@ -234,7 +234,7 @@ class _Solver:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first solve says it
             request = build_problem(self.X, self.Y, **self.arguments)
-            spaces, _ = make_providers(request.spaces, request.options.spaces, request.there)
+            spaces, _ = make_providers(request.spaces, request.options.spaces, request.on_device)
         return product_plan(request.model, spaces, unit_of(spaces)).energy_scale
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:

@@ -16,7 +16,7 @@ import torch
 from torchgw import validate
 from torchgw.entry import check_options
 from torchgw.options import GWOptions
-from torchgw.request.combinations import facts_of, refuse, settled, why_settled
+from torchgw.request.combinations import explain_implication, facts_of, imply_options, refuse
 from torchgw.request.devices import pick_device
 from torchgw.request.limits import (
     CURVED_PAIRS,
@@ -158,7 +158,7 @@ def estimate(
     check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
     where = pick_device(None, (), n * k) if device is None else validate.kind_of_device("device", device)
-    decided = why_settled("strategy", facts)
+    decided = explain_implication("strategy", facts)
     if decided is None:
         decided = f"the {options.strategy} strategy is asked for"
     cheap = "the dense strategy is cheap here"
@@ -166,7 +166,7 @@ def estimate(
         cheap += ", and epsilon='auto' ends without entropy"
         if n != k and n * k >= CURVED_PAIRS:
             cheap += ", but between points on curves"
-    options = settled(options, facts)
+    options = imply_options(options, facts)
     names = ("dense", "streaming", "low-rank", *(["sparse"] if options.strategy == "sparse" else []))
     against = {name: why_not(name, n, k, epsilon, options, where, decided, cheap) for name in names}
     chosen = choose_strategy(n, k, epsilon, options, where)

@@ -36,7 +36,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions, LadderOptions, LowRankOptions, SamplingOptions, SpaceOptions, StoppingOptions
 from torchgw.persist.checkpoint import has_content
 from torchgw.progress import bar_on_terminal
-from torchgw.request.combinations import EXCLUDED, fact_of_epsilon, kind_of_marginals
+from torchgw.request.combinations import EXCLUSIONS, fact_of_epsilon, kind_of_marginals
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.types import TorchGWWarning
@@ -362,7 +362,7 @@ def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> N
         "cost": "none" if arguments.features is None else "features",
         "alpha": ends.get(alpha, "between"),
     }
-    for row in EXCLUDED:
+    for row in EXCLUSIONS:
         if row.holds(kinds):
             beside = " and ".join(flags[name] for name in row.beside)
             raise ValueError(f"{flags[row.argument]} does not go with {beside}: {row.why}; {row.instead}")

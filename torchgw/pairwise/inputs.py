@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from torchgw import validate
 from torchgw.options import GWOptions
-from torchgw.request.combinations import excluded, facts_of
+from torchgw.request.combinations import facts_of, find_exclusion
 from torchgw.request.names import check_names
 from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
-from torchgw.request.support import restricted
+from torchgw.request.support import restrict_space
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import InputSpace, make_many_providers
@@ -143,7 +143,7 @@ def _check_large(names: list[str], sizes: list[int], options: GWOptions) -> None
     if options.loss != "square" and max(sizes) > LARGEST:
         raise ValueError(f"options.loss must be 'square' between many spaces, got {options.loss!r}: use gw_align")
     facts = facts_of(options, 0.0)
-    row = excluded(facts)
+    row = find_exclusion(facts)
     for name, size in zip(names, sizes, strict=True):
         if size > LARGEST and row is not None:
             raise row.error(
@@ -195,7 +195,7 @@ def _checked(name: str, space: Any, distances: str, options: GWOptions) -> Input
 def _with_mass(space: InputSpace, mass: Array) -> InputSpace:
     """The points with mass."""
     index = np.flatnonzero(mass)
-    return space if len(index) == len(mass) else restricted(space, None, torch.from_numpy(index))[0]
+    return space if len(index) == len(mass) else restrict_space(space, None, torch.from_numpy(index))[0]
 
 
 def _matrices(entries: list[Any], checked: list[InputSpace], masses: list[Array], options: GWOptions) -> list[Array]:

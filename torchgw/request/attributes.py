@@ -80,7 +80,7 @@ def coordinates(points: tuple[Any, Any], cost: Any, supervision: Supervision | N
             if not len(table.columns):
                 raise ValueError(
                     f"{SPACES[side]} must have coordinates beside the columns that cost= and labels= name, got "
-                    f"{_listed(sorted(names))} alone; features that are coordinates too go as arrays: "
+                    f"{_quote_some(sorted(names))} alone; features that are coordinates too go as arrays: "
                     f"cost=(X.to_numpy(), Y.to_numpy())"
                 )
         found.append(table)
@@ -129,7 +129,7 @@ def _attribute(argument: str, name: str, space: str, points: Any) -> tuple[Seque
             f"{type(points).__name__}; give arrays, one for each space: (values of X, values of Y)"
         )
     raise ValueError(
-        f"{argument} must name {what} of {space}, got {name!r}; it has {_listed(known)}, and texts themselves go "
+        f"{argument} must name {what} of {space}, got {name!r}; it has {_quote_some(known)}, and texts themselves go "
         f"as an array"
     )
 
@@ -204,7 +204,7 @@ def _column(space: str, title: str, values: Iterable[Any], called: Sequence[Any]
     if missing:
         raise ValueError(
             f"cost features must be there for each point of {space}, got none in {title} for {len(missing)} of "
-            f"{len(listed)}: {_listed(missing)}; fill them in, or leave out these points"
+            f"{len(listed)}: {_quote_some(missing)}; fill them in, or leave out these points"
         )
     if not hasattr(getattr(values, "dtype", None), "categories"):
         vectors = all(isinstance(value, list | tuple) for value in listed)
@@ -225,7 +225,7 @@ def _column(space: str, title: str, values: Iterable[Any], called: Sequence[Any]
 def _labels(given: tuple[Any, Any], points: tuple[Any, Any], spaces: tuple[str, str]) -> tuple[Array, Array] | None:
     """Codes (N,), (K,) of labels that are named, or are no integers; None of others. A point may have no label."""
     if not any(
-        isinstance(side, str) or _is_extended(side) or _holds_texts(side, "USOb") or _misses_integers(side)
+        isinstance(side, str) or _has_pandas_dtype(side) or _holds_texts(side, "USOb") or _misses_integers(side)
         for side in given
     ):
         return None
@@ -266,7 +266,7 @@ def _codes(sides: Sequence[Iterable[Any]]) -> tuple[tuple[Array, Array], int]:
     return (x, y), len(place)
 
 
-def _is_extended(given: Any) -> bool:
+def _has_pandas_dtype(given: Any) -> bool:
     """Whether the dtype is one of pandas', in which values may be missing."""
     return hasattr(getattr(given, "dtype", None), "na_value")
 
@@ -291,7 +291,7 @@ def _misses_integers(given: Any) -> bool:
     return bool(np.isnan(array).any() and (np.isnan(array) | (array == np.trunc(array))).all())
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _quote_some(values: Sequence[Any]) -> str:
     """Some values, for an error."""
     more = ", ..." if len(values) > LISTED else ""
     return (", ".join(map(repr, list(values)[:LISTED])) + more) if len(values) else "none"

@@ -1,8 +1,8 @@
 """What goes with what: the one table of combinations that `gw_align` refuses, and of options that others decide.
 
-Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUDED` has kinds of an
+Each argument is of one of a few kinds, as far as others depend on it (`KINDS`). A row of `EXCLUSIONS` has kinds of an
 argument that are not available beside kinds of others, the reason, and what to do instead. Errors are made from it, and
-so are the page docs/combinations.md and a test. A row of `SETTLED` names an option that is not free there.
+so are the page docs/combinations.md and a test. A row of `IMPLIED_OPTIONS` names an option that is not free there.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Fact(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Excluded:
+class Exclusion:
     """A combination that is not available.
 
     argument : the argument to change
@@ -121,12 +121,15 @@ class Excluded:
     def message(self, facts: Mapping[str, Fact]) -> str:
         """The error, for these arguments; those that others share a name with are called by it."""
         own = {name: kinds if kinds in TOGETHER else (facts[name].kind,) for name, kinds in self.beside.items()}
-        beside, got = " and ".join(called(name, kinds) for name, kinds in own.items()), facts[self.argument].text
+        beside, got = (
+            " and ".join(describe_kinds(name, kinds) for name, kinds in own.items()),
+            facts[self.argument].text,
+        )
         return f"{self.argument} must {self.must} with {beside}, got {got}: {self.why}; {self.instead}"
 
 
 @dataclass(frozen=True)
-class Settled:
+class Implication:
     """An option that other arguments decide.
 
     given : {argument: kinds} of those that do
@@ -152,83 +155,87 @@ PLAIN = (  # of what is solved for squared distances alone
     ("supervision", RULES, "be None"),
 )
 # fmt: off
-EXCLUDED = (
-    Excluded("alpha", BELOW_ONE, {"cost": ("none",)}, "be 1", "nothing else is weighed", "give a matrix or features"),
-    Excluded("options.strategy", ("streaming", "low-rank", "sparse"), {"cost": ("matrix",)}, "be 'auto' or 'dense'",
+EXCLUSIONS = (
+    Exclusion("alpha", BELOW_ONE, {"cost": ("none",)}, "be 1", "nothing else is weighed", "give a matrix or features"),
+    Exclusion("options.strategy", ("streaming", "low-rank", "sparse"), {"cost": ("matrix",)}, "be 'auto' or 'dense'",
              STORED, "give the cost as a pair of feature arrays"),
-    Excluded("options.strategy", ("streaming", "low-rank"), {"supervision": ("mask",)}, "be 'auto' or 'dense'",
+    Exclusion("options.strategy", ("streaming", "low-rank"), {"supervision": ("mask",)}, "be 'auto' or 'dense'",
              STORED, "labels, known and forbidden pairs stream"),
-    Excluded("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
+    Exclusion("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
-    Excluded("marginals", HELD, {"epsilon": ("zero",)},
+    Exclusion("marginals", HELD, {"epsilon": ("zero",)},
              "be Balanced(), Partial(), SemiRelaxed(0.0) or Unbalanced(divergence='tv')",
              "what other divergences hold is at no vertex", "use a small epsilon > 0"),
-    Excluded("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be Unbalanced(divergence='kl')",
+    Exclusion("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be Unbalanced(divergence='kl')",
              "total variation is held at vertices, which have no entropy", "use epsilon=0"),
-    *(Excluded("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
+    *(Exclusion("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
                "vertices stream for squared distances alone", "use strategy='dense'")
       for name, kinds, _ in PLAIN if name != "options.loss"),
-    *(Excluded(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
+    *(Exclusion(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
-    Excluded("epsilon", ("positive",), {"options.strategy": ("sparse",)}, "be 0",
+    Exclusion("epsilon", ("positive",), {"options.strategy": ("sparse",)}, "be 0",
              "plans of few entries have no entropy", "use epsilon=0"),
-    Excluded("epsilon", ("zero",), {"options.gradient": ("sampled",)}, "be > 0",
+    Exclusion("epsilon", ("zero",), {"options.gradient": ("sampled",)}, "be > 0",
              "the sharp end needs exact gradients", "use gradient='auto'"),
-    Excluded("options.gradient", ("sampled",), {"options.strategy": ("sparse",)}, "be 'auto' or 'exact'",
+    Exclusion("options.gradient", ("sampled",), {"options.strategy": ("sparse",)}, "be 'auto' or 'exact'",
              "few entries are summed whole", "use gradient='auto'"),
-    Excluded("options.gradient", ("sampled",), {"options.loss": NOT_SQUARE}, "be 'auto' or 'exact'",
+    Exclusion("options.gradient", ("sampled",), {"options.loss": NOT_SQUARE}, "be 'auto' or 'exact'",
              "anchors sample the square", "use loss='square'"),
-    Excluded("epsilon", ("zero",), {"gradient_mode": MODES}, "be > 0",
+    Exclusion("epsilon", ("zero",), {"gradient_mode": MODES}, "be > 0",
              "plans without entropy jump", "use a small epsilon > 0"),
-    Excluded("options.gradient", ("sampled",), {"gradient_mode": MODES}, "be 'auto' or 'exact'",
+    Exclusion("options.gradient", ("sampled",), {"gradient_mode": MODES}, "be 'auto' or 'exact'",
              "a plan of sampled costs is no fixed point", "use gradient='auto'"),
-    Excluded("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
+    Exclusion("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
              "it ends at no fixed point of the linearised problem", "use strategy='auto'"),
-    Excluded("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
+    Exclusion("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
              "it records stored plans", "use Implicit()"),
-    Excluded("checkpoint", ("folder",), {"gradient_mode": MODES}, "be None",
+    Exclusion("checkpoint", ("folder",), {"gradient_mode": MODES}, "be None",
              "files do not hold what gradients flow to", "leave one of them out"),
-    Excluded("alpha", ("tracked zero",), {"gradient_mode": MODES}, "be > 0 to be differentiated",
+    Exclusion("alpha", ("tracked zero",), {"gradient_mode": MODES}, "be > 0 to be differentiated",
              "0 has no use for distances", "take 1e-6"),
-    Excluded("options.loss", ("own",), {"checkpoint": ("folder",)}, "be 'square' or 'kl'",
+    Exclusion("options.loss", ("own",), {"checkpoint": ("folder",)}, "be 'square' or 'kl'",
              "files hold no functions", "leave one of them out", TypeError),
-    *(Excluded("options.strategy", ("streaming", "low-rank"), {name: DIRECTED}, "be 'auto' or 'dense'",
+    *(Exclusion("options.strategy", ("streaming", "low-rank"), {name: DIRECTED}, "be 'auto' or 'dense'",
                ONE_WAY, "use strategy='dense', or (A + A.T) / 2") for name in "XY"),
-    *(Excluded("options.gradient", ("sampled",), {name: DIRECTED}, "be 'auto' or 'exact'",
+    *(Exclusion("options.gradient", ("sampled",), {name: DIRECTED}, "be 'auto' or 'exact'",
                ONE_WAY, "use gradient='auto', or (A + A.T) / 2") for name in "XY"),
-    *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("low-rank",)}, "have factored distances",
+    *(Exclusion(name, WITHOUT_FACTORS, {"options.strategy": ("low-rank",)}, "have factored distances",
                "the descent multiplies by factors", LANDMARKS.format(name)) for name in "XY"),
-    *(Excluded(name, WITHOUT_FACTORS, {"options.strategy": ("streaming",), "gradient_mode": MODES},
+    *(Exclusion(name, WITHOUT_FACTORS, {"options.strategy": ("streaming",), "gradient_mode": MODES},
                "have factored distances", "sampled gradients have no fixed point", LANDMARKS.format(name))
       for name in "XY"),
-    *(Excluded("epsilon", ("zero",), {"options.strategy": ("streaming",), name: WITHOUT_FACTORS}, "be > 0",
+    *(Exclusion("epsilon", ("zero",), {"options.strategy": ("streaming",), name: WITHOUT_FACTORS}, "be > 0",
                "plans without entropy stream between factored distances alone", "use strategy='dense'")
       for name in "XY"),
-    *(Excluded(name, kinds, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
+    *(Exclusion(name, kinds, {"options.strategy": ("sparse",)}, "be a sparse adjacency",
                "plans have few entries where both matrices have", "use strategy='auto'")
       for kinds in (("asymmetric",), ("factored", "others")) for name in "XY"),
 )
 # fmt: on
-SETTLED = (
-    Settled({"cost": ("matrix",)}, "strategy", "dense", "it is stored"),
-    Settled({"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO}, "strategy", "dense", "it is evaluated on stored plans"),
-    Settled({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
+IMPLIED_OPTIONS = (
+    Implication({"cost": ("matrix",)}, "strategy", "dense", "it is stored"),
+    Implication(
+        {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO}, "strategy", "dense", "it is evaluated on stored plans"
+    ),
+    Implication({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
     *(
-        Settled({"epsilon": ("zero",), name: kinds}, "strategy", "dense", "vertices stream for squared distances alone")
+        Implication(
+            {"epsilon": ("zero",), name: kinds}, "strategy", "dense", "vertices stream for squared distances alone"
+        )
         for name, kinds, _ in PLAIN
     ),
-    Settled({"options.loss": NOT_SQUARE}, "gradient", "exact", "anchors sample the square"),
-    Settled({"alpha": ZERO}, "gradient", "auto", "there are no distances to sample"),
-    Settled({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),
-    Settled({"alpha": ZERO}, "annealing", AnnealingOptions(n_iter=0), "the problem is convex"),
-    Settled({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
-    Settled({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
+    Implication({"options.loss": NOT_SQUARE}, "gradient", "exact", "anchors sample the square"),
+    Implication({"alpha": ZERO}, "gradient", "auto", "there are no distances to sample"),
+    Implication({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),
+    Implication({"alpha": ZERO}, "annealing", AnnealingOptions(n_iter=0), "the problem is convex"),
+    Implication({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
+    Implication({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
     *(
         row
         for name in "XY"
         for row in (
-            Settled({name: DIRECTED, "options.strategy": ("auto",)}, "strategy", "dense", ONE_WAY),
-            Settled({name: DIRECTED}, "gradient", "exact", ONE_WAY),
+            Implication({name: DIRECTED, "options.strategy": ("auto",)}, "strategy", "dense", ONE_WAY),
+            Implication({name: DIRECTED}, "gradient", "exact", ONE_WAY),
         )
     ),
 )
@@ -291,15 +298,15 @@ def fact_of_space(space: InputSpace) -> Fact:
     return Fact("asymmetric" if not space.symmetric else "factored" if space.has_factors else "others", repr(kind))
 
 
-def plain(facts: Mapping[str, Fact]) -> bool:
+def is_standard(facts: Mapping[str, Fact]) -> bool:
     """Whether these arguments ask for squared distances alone, between hard marginals."""
     return not any(name in facts and facts[name].kind in kinds for name, kinds, _ in PLAIN)
 
 
-def excluded(facts: Mapping[str, Fact]) -> Excluded | None:
+def find_exclusion(facts: Mapping[str, Fact]) -> Exclusion | None:
     """The first excluded combination among these arguments, None where all go together."""
     kinds = {name: fact.kind for name, fact in facts.items()}
-    return next((row for row in EXCLUDED if row.holds(kinds)), None)
+    return next((row for row in EXCLUSIONS if row.holds(kinds)), None)
 
 
 def refuse(facts: Mapping[str, Fact]) -> None:
@@ -310,26 +317,26 @@ def refuse(facts: Mapping[str, Fact]) -> None:
     ValueError, TypeError
         Naming the argument to change, why, and what to do instead.
     """
-    row = excluded(facts)
+    row = find_exclusion(facts)
     if row is not None:
         raise row.error(row.message(facts))
 
 
-def settled(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
+def imply_options(options: GWOptions, facts: Mapping[str, Fact]) -> GWOptions:
     """The options with those that other arguments, as far as they are known, decide; later rows go before earlier."""
-    return replace(options, **{row.option: row.value for row in _deciding(facts)})
+    return replace(options, **{row.option: row.value for row in _find_implications(facts)})
 
 
-def why_settled(option: str, facts: Mapping[str, Fact]) -> str | None:
+def explain_implication(option: str, facts: Mapping[str, Fact]) -> str | None:
     """Why arguments of these kinds decide an option, None where they leave it free."""
-    return next((row.why for row in reversed(_deciding(facts)) if row.option == option), None)
+    return next((row.why for row in reversed(_find_implications(facts)) if row.option == option), None)
 
 
-def _deciding(facts: Mapping[str, Fact]) -> list[Settled]:
+def _find_implications(facts: Mapping[str, Fact]) -> list[Implication]:
     known = {name: fact.kind for name, fact in facts.items()}
-    return [row for row in SETTLED if all(known.get(name) in kinds for name, kinds in row.given.items())]
+    return [row for row in IMPLIED_OPTIONS if all(known.get(name) in kinds for name, kinds in row.given.items())]
 
 
-def called(name: str, kinds: tuple[str, ...]) -> str:
+def describe_kinds(name: str, kinds: tuple[str, ...]) -> str:
     """Kinds of an argument in a sentence."""
     return TOGETHER.get(kinds) or " or ".join(KINDS[name][kind] for kind in kinds)

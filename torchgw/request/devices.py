@@ -42,7 +42,7 @@ def unusable(index: int | None = None) -> str | None:
     """Why a GPU, the current one by default, is only used if it is asked for; None if nothing stands against it."""
     try:
         device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-        _tried(device)
+        _try_device(device)
         free = free_memory(device)
     except RuntimeError as error:
         return summarise_error(error)
@@ -50,7 +50,7 @@ def unusable(index: int | None = None) -> str | None:
 
 
 @cache
-def _tried(device: torch.device) -> None:
+def _try_device(device: torch.device) -> None:
     """Run the smallest kernel of torch; what it raises is not kept, so that a GPU may recover."""
     (torch.zeros(1, device=device) + 1).cpu()
 

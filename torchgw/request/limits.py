@@ -24,7 +24,7 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SpaceOptions
-from torchgw.request.combinations import Fact, excluded, fact_of_space, plain
+from torchgw.request.combinations import Fact, fact_of_space, find_exclusion, is_standard
 from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.solvers.problem import Kernels
@@ -130,7 +130,7 @@ def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[InputSpace]) -
     n, k = (space.size for space in spaces)
     sparse = {"options.strategy": Fact("sparse", "'sparse'")} | {space.name: fact_of_space(space) for space in spaces}
     free = facts["options.strategy"].kind == "auto" and n * k > STORED_PAIRS
-    return free and excluded({**facts, **sparse}) is None and all(map(has_few_entries, spaces))
+    return free and find_exclusion({**facts, **sparse}) is None and all(map(has_few_entries, spaces))
 
 
 def dense_bytes(n: int, k: int, epsilon: float, device: torch.device = torch.device("cpu")) -> int:  # noqa: B008
@@ -151,7 +151,7 @@ def choose_kernels(
     return stored if strategy == "dense" else streamed, kernels
 
 
-def searched_there(backend: str, device: torch.device, options: SpaceOptions) -> OnDevice | None:
+def find_device_search(backend: str, device: torch.device, options: SpaceOptions) -> OnDevice | None:
     """What brings graphs to a device that searches them, and points to one that builds theirs; None where the CPU does
     both. For what is too large for the device it brings None."""
     workload = Workload(device, torch.float64, (1, 1))
@@ -160,7 +160,7 @@ def searched_there(backend: str, device: torch.device, options: SpaceOptions) ->
     if device.type == "cpu" or searches is None or graphs is None:
         return None
 
-    def there(data: Any, kind: str) -> DeviceGraph | None:
+    def bring(data: Any, kind: str) -> DeviceGraph | None:
         n, made = data.shape[0], isinstance(data, np.ndarray)
         parts, label = (1, None) if made else components(data)
         entries = 2 * n * count_neighbours(n) if made else data.nnz
@@ -178,7 +178,7 @@ def searched_there(backend: str, device: torch.device, options: SpaceOptions) ->
             return DeviceGraph.from_points(data, graphs, searches, device, backend)
         return DeviceGraph.of(data, searches, device, label)
 
-    return there
+    return bring
 
 
 def check_rank(options: GWOptions, most: int) -> None:
@@ -262,12 +262,12 @@ def sharp_fits(
 ) -> bool:
     """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
     ``against`` is what stands against the exact gradient, ``factored`` whether both spaces have factors."""
-    streams = factored and plain(facts) and asked.strategy in ("auto", "streaming") and has_vertex_solver(*shape)
-    begins = excluded({**facts, "epsilon": Fact("zero", "0")}) is None and against is None
-    return begins and (streams or (asked.strategy != "streaming" and _is_stored(shape, asked)))
+    streams = factored and is_standard(facts) and asked.strategy in ("auto", "streaming") and has_vertex_solver(*shape)
+    begins = find_exclusion({**facts, "epsilon": Fact("zero", "0")}) is None and against is None
+    return begins and (streams or (asked.strategy != "streaming" and _fits_dense(shape, asked)))
 
 
-def _is_stored(shape: tuple[int, int], asked: GWOptions) -> bool:
+def _fits_dense(shape: tuple[int, int], asked: GWOptions) -> bool:
     """Whether memory is there for a plan without entropy by another strategy than streaming."""
     return asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
 
@@ -280,12 +280,12 @@ def ends_sharp(
     are metric."""
     n, k = map(len, masses)
     unequal = min(SHARP_PAIRS, math.inf if metric else SHARP_CONTEST_PAIRS)
-    few = n * k <= (SHARP_ASSIGNED_PAIRS if assigned(masses) else unequal)
-    free = asked.strategy not in ("low-rank", "streaming") and _is_stored((n, k), asked)
-    return few and free and plain(facts) and sharp_fits(facts, (n, k), against, asked, False)
+    few = n * k <= (SHARP_ASSIGNED_PAIRS if is_assignment(masses) else unequal)
+    free = asked.strategy not in ("low-rank", "streaming") and _fits_dense((n, k), asked)
+    return few and free and is_standard(facts) and sharp_fits(facts, (n, k), against, asked, False)
 
 
-def assigned(masses: tuple[Tensor, Tensor]) -> bool:
+def is_assignment(masses: tuple[Tensor, Tensor]) -> bool:
     """Whether the linear programs between such masses (N,), (K,) are assignments."""
     p, q = masses
     return len(p) == len(q) and bool((p == p[0]).all()) and bool((q == q[0]).all())

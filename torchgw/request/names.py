@@ -33,7 +33,7 @@ def check_names(space: str, given: Iterable[Any] | None, points: Any, size: int)
     if given is None:
         return _own_names(space, points, size)
     argument = f"names_{space.lower()}"
-    names = _listed(argument, given)
+    names = _to_list(argument, given)
     if len(names) != size:
         raise ValueError(
             f"{argument} must have one name for each of the {size} points of {space}, got {len(names)}; names go in "
@@ -50,14 +50,14 @@ def as_names(names: Sequence[Any]) -> NDArray[np.object_]:
     return np.fromiter(names, dtype=object, count=len(names))
 
 
-def stored(names: Iterable[Any] | None) -> list[Any] | None:
+def names_to_save(names: Iterable[Any] | None) -> list[Any] | None:
     """What files keep of names; None of none."""
-    return None if names is None else [_stored(name) for name in names]
+    return None if names is None else [_name_to_save(name) for name in names]
 
 
-def _stored(name: Any) -> Any:
+def _name_to_save(name: Any) -> Any:
     if isinstance(name, tuple):
-        return tuple(_stored(part) for part in name)
+        return tuple(_name_to_save(part) for part in name)
     return name if type(name) in KEPT else str(name)
 
 
@@ -76,7 +76,7 @@ def _own_names(space: str, points: Any, size: int) -> NDArray[np.object_] | None
     return None if names == list(range(size)) else as_names(names)
 
 
-def _listed(argument: str, given: Any) -> list[Any]:
+def _to_list(argument: str, given: Any) -> list[Any]:
     """Names in a list; NumPy's numbers and texts as Python's."""
     other = isinstance(given, set | frozenset | str | bytes) or is_table(given)  # has no order, or one of letters
     if other or not isinstance(given, Iterable) or getattr(given, "shape", None) == ():
@@ -95,7 +95,7 @@ def find_fault(names: list[Any]) -> str:
         return f"none ({names[missing]!r}) for point {missing}; fill it in, or leave out the point"
     seen = dict[Any, int]()
     for i, name in enumerate(names):
-        first = seen.setdefault(_stored(name), i)
+        first = seen.setdefault(_name_to_save(name), i)
         if first != i:
             return f"{name!r} for points {first} and {i}; add to it what tells them apart"
     return ""

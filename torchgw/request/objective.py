@@ -111,7 +111,7 @@ def add_rules(model: Model, rules: Rules, strength: float) -> Model:
     return replace(model, strength=strength, penalty=penalty, price=price, points=points, groups=groups)
 
 
-def check_resolved(model: Model, spaces: Sequence[InputSpace], options: GWOptions, advice: str) -> None:
+def check_resolution(model: Model, spaces: Sequence[InputSpace], options: GWOptions, advice: str) -> None:
     """Refuse an epsilon at which float64 could not add up potentials, as far as that is known before any distance is:
     of linear costs, and of distances with a given largest. Potentials of a solve are checked again when it ends."""
     scale, reach = options.spaces.scale, _reach(model)
@@ -125,10 +125,10 @@ def check_resolved(model: Model, spaces: Sequence[InputSpace], options: GWOption
     ranges.epsilon_ratio("costs of 1", 1.0, model.epsilon, advice, 1 / ranges.LEAST_EPSILON)
     if not isinstance(scale, float | tuple):
         given = [largest_of(each.data) / each.data.scale if each.kind == "provider" else 1.0 for each in spaces]
-        check_distances_resolved(model, max(given), advice)
+        check_distance_resolution(model, max(given), advice)
 
 
-def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
+def check_distance_resolution(model: Model, largest: float, advice: str) -> None:
     """Refuse an epsilon beside which losses of scaled distances up to ``largest`` are too much for float64."""
     if model.loss is SQUARE or largest <= 1:
         loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
@@ -136,7 +136,7 @@ def check_distances_resolved(model: Model, largest: float, advice: str) -> None:
         ranges.epsilon_ratio("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
 
 
-def least_resolved(model: Model, largest: float) -> float:
+def least_epsilon(model: Model, largest: float) -> float:
     """The least epsilon that is resolved beside scaled distances up to ``largest``, with some room."""
     loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
     return 2 * max(model.alpha / float(model.weight(1.0)) * loss / ranges.LARGEST_RATIO, ranges.LEAST_EPSILON)

@@ -32,7 +32,7 @@ from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
 from torchgw.request.attributes import replace_attributes
-from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, refuse, settled
+from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, imply_options, refuse
 from torchgw.request.devices import pick_device
 from torchgw.request.limits import (
     CURVED_PAIRS,
@@ -42,7 +42,6 @@ from torchgw.request.limits import (
     SHARPENED_PAIRS,
     UNRESOLVED,
     against_exact,
-    assigned,
     by_entries,
     check_flows,
     check_memory,
@@ -51,19 +50,20 @@ from torchgw.request.limits import (
     choose_strategy,
     dense_bytes,
     ends_sharp,
-    searched_there,
+    find_device_search,
+    is_assignment,
     sharp_fits,
     takes_few_entries,
 )
-from torchgw.request.names import check_names, stored
+from torchgw.request.names import check_names, names_to_save
 from torchgw.request.objective import (
     add_rules,
     check_alpha,
     check_cost,
-    check_distances_resolved,
-    check_resolved,
+    check_distance_resolution,
+    check_resolution,
     explain_unresolved_features,
-    least_resolved,
+    least_epsilon,
     make_model,
     tensors_of,
 )
@@ -112,7 +112,7 @@ class Request:
     strategy : "dense", "streaming", "low-rank" or "sparse": the one that runs.
     spaces : both spaces, validated, with the kinds of their distances.
     model : masses of sum one and all that the objective weighs, on the device that solves; an epsilon that the spaces
-        decide is a number from `resolved` on.
+        decide is a number from `resolve_epsilon` on.
     mass : the scale of the plan's mass, in units of p and q, which the model divides out.
     cost_scale : what feature costs were divided by.
     init : a plan (N, K) over its largest entry, or matching pairs (m, 2), to start at instead of the search; or None.
@@ -137,7 +137,7 @@ class Request:
     callback: Callback | None
     checkpoint: str | PathLike[str] | Checkpoint | None
     support: Support | None
-    given: DifferentiableInputs
+    differentiable_inputs: DifferentiableInputs
     requested_options: GWOptions
     options: GWOptions
     strategy: str
@@ -157,7 +157,7 @@ class Request:
     precision_loss: str = ""
     names: tuple[NDArray[np.object_] | None, NDArray[np.object_] | None] = (None, None)
 
-    def resolved(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
+    def resolve_epsilon(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> Request:
         """The same request; an epsilon that is left to the solve as the number that it begins with between these
         providers.
 
@@ -166,7 +166,7 @@ class Request:
         ValueError, FloatingPointError
             For costs, and for distances beside an epsilon, that float64 does not resolve.
         """
-        largest, (widest, curves) = unit_of(spaces) ** 0.5, self._looked_at(spaces)
+        largest, (widest, curves) = unit_of(spaces) ** 0.5, self._measure_coverage(spaces)
         factored = all(space.factors() is not None for space in spaces)
         own = replace(self, curves=curves and factored)
         if self.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.is_standard):
@@ -174,23 +174,27 @@ class Request:
         if self.epsilon == AUTO:
             surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
             # Costs them least, and linear programs take longest.
-            blurred = own.curves and not assigned(self.given.masses)
+            blurred = own.curves and not is_assignment(self.differentiable_inputs.masses)
             if self.model.epsilon > 0 or surfaces or blurred:
-                epsilon = max(AUTO_START * own.gain, least_resolved(self.model, largest))
-                options = tolerances_for(self.options, epsilon, self.given.marginals)
+                epsilon = max(AUTO_START * own.energy_scale, least_epsilon(self.model, largest))
+                options = tolerances_for(self.options, epsilon, self.differentiable_inputs.marginals)
                 own = replace(own, model=self.model.with_epsilon(epsilon), options=options)
-            check_resolved(own.model, own.spaces, own.options, own.remedy)
+            check_resolution(own.model, own.spaces, own.options, own.remedy)
             own = own._ending(widest)
             if surfaces:
                 own = own.run_by("streaming")
         elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
             own = own.run_by("dense")
-        elif own.model.epsilon == 0 and not assigned(self.given.masses) and has_vertex_solver(*self.shape):
+        elif (
+            own.model.epsilon == 0
+            and not is_assignment(self.differentiable_inputs.masses)
+            and has_vertex_solver(*self.shape)
+        ):
             many = math.prod(self.shape) >= DENSE_PAIRS.get(self.device.type, math.inf)
             if own.curves or (many and factored and widest <= SCATTERED):
                 own = own.run_by("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
-        check_distances_resolved(own.model, largest, advice)
+        check_distance_resolution(own.model, largest, advice)
         return own
 
     def describe_precision_loss(
@@ -200,15 +204,17 @@ class Request:
         `torchgw.spaces.resolution.sample_differences` of them, the differences on the host."""
         names, numbers = [side.name for side in self.spaces], None if self.support is None else self.support.sides
         found = explain_from_sample(names, spaces, self.model.masses, rows, apart, numbers)
-        found += map(explain_rounded_coordinates, self.spaces, (self.given.X, self.given.Y))
-        return "; ".join(filter(None, [*found, explain_unresolved_features(self.given.cost, numbers)]))
+        found += map(
+            explain_rounded_coordinates, self.spaces, (self.differentiable_inputs.X, self.differentiable_inputs.Y)
+        )
+        return "; ".join(filter(None, [*found, explain_unresolved_features(self.differentiable_inputs.cost, numbers)]))
 
-    def _looked_at(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
+    def _measure_coverage(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
         curves; infinite and False where nothing depends on it."""
         many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS
         left = self.epsilon == AUTO
-        ends = (left and self.ends_assigned) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
+        ends = (left and self.ends_in_assignments) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
         if not (many or ends):
             return math.inf, False
         sides = [
@@ -220,7 +226,7 @@ class Request:
     def _ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without
         entropy in the end where its linear programs are assignments. ``widest`` is the worse coverage."""
-        ends = self.ends_assigned
+        ends = self.ends_in_assignments
         if not (ends or self.streams_by_choice):
             return self
         if widest <= SCATTERED:
@@ -229,24 +235,26 @@ class Request:
         return replace(own, model=own.model.with_epsilon(0.0)) if ends else own
 
     @property
-    def gain(self) -> float:
+    def energy_scale(self) -> float:
         """What there is to gain over the product plan, in units of epsilon; NaN where it is not known."""
         return math.nan if self.product is None else self.product.energy_scale
 
     @property
-    def there(self) -> OnDevice | None:
+    def on_device(self) -> OnDevice | None:
         """What brings graphs to the device, where their shortest paths are searched there; not what is differentiated,
         by paths that the CPU finds."""
         if self.gradient_mode is not None:
             return None
-        return searched_there(self.kernels.backend, self.device, self.options.spaces)
+        return find_device_search(self.kernels.backend, self.device, self.options.spaces)
 
     @property
-    def ends_assigned(self) -> bool:
+    def ends_in_assignments(self) -> bool:
         """Whether an epsilon that is left to the solve, and begins above zero, may end there by assignments."""
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
         free = self.requested_options.strategy != "streaming" and self.model.is_standard
-        return free and self.model.epsilon > 0 and self.sharp and assigned(self.given.masses) and few
+        return (
+            free and self.model.epsilon > 0 and self.sharp and is_assignment(self.differentiable_inputs.masses) and few
+        )
 
     @property
     def from_points(self) -> bool:
@@ -261,8 +269,8 @@ class Request:
     def streams_first(self) -> bool:
         """Whether points on surfaces, which end without entropy by assignments, do so faster from a streamed plan."""
         many = math.prod(self.shape) >= SHARPENED_PAIRS
-        ends = self.model.epsilon == 0 or self.ends_assigned
-        return self.from_points and many and ends and assigned(self.given.masses)
+        ends = self.model.epsilon == 0 or self.ends_in_assignments
+        return self.from_points and many and ends and is_assignment(self.differentiable_inputs.masses)
 
     @property
     def streams_by_choice(self) -> bool:
@@ -284,7 +292,7 @@ class Request:
     @property
     def arrays(self) -> tuple[Any, ...]:
         """Spaces and costs as given, whose kind and device a result follows."""
-        return self.given.X, self.given.Y, *tensors_of(self.given.cost)
+        return self.differentiable_inputs.X, self.differentiable_inputs.Y, *tensors_of(self.differentiable_inputs.cost)
 
     @property
     def remedy(self) -> str:
@@ -297,7 +305,7 @@ class Request:
 
         Potentials grow with weights beyond 1, the largest squared distance; below it a plan loses its mass.
         """
-        marginals = self.given.marginals
+        marginals = self.differentiable_inputs.marginals
         if any(1 < rho < math.inf for rho in marginals.weights):
             return f"; or change {marginals!r}: lower weights above 1, or math.inf for a hard marginal"
         return f"; or change {marginals!r}: raise weights" if marginals.free_mass else ""
@@ -310,7 +318,7 @@ class Request:
         graphs = (name for name in "XY" if validate.is_networkx(own[name]))
         matrices = {name: validate.adjacency(name, own[name], weight) for name in graphs}
         decided = {"init": init.plan if isinstance(init, Readable) else init, "epsilon": epsilon, "device": self.device}
-        names = dict(zip(("names_x", "names_y"), map(stored, self.names), strict=True))
+        names = dict(zip(("names_x", "names_y"), map(names_to_save, self.names), strict=True))
         return {**own, **matrices, **decided, **names}
 
     def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
@@ -327,7 +335,7 @@ class Request:
             watch=watch,
             init=self.init,
             tol=None if mode is None else mode.tolerance(self.strategy),
-            energy_scale=self.gain,
+            energy_scale=self.energy_scale,
             curves=self.curves,
             auto=self.epsilon == AUTO,
             sharpens=self.sharpens,
@@ -401,7 +409,7 @@ def build_problem(
         checkpoint=checkpoint,
     )
     refuse(facts)
-    options = settled(requested, facts)
+    options = imply_options(requested, facts)
 
     kinds = check_distances(distances)
     spaces = check_spaces(X, Y, kinds, weight, cost, options.spaces)
@@ -413,7 +421,7 @@ def build_problem(
     start = check_init(init, n, k, device)
     support, constraints = Support.of(*checked, spaces), supervision
     if support is not None:
-        spaces, (X, Y), (p, q) = support.restricted(spaces, (X, Y), (p, q), kinds, options.spaces.k)
+        spaces, (X, Y), (p, q) = support.restrict(spaces, (X, Y), (p, q), kinds, options.spaces.k)
         checked = checked[0][support.rows.numpy()], checked[1][support.columns.numpy()]
         cost, start, constraints = support.cost(cost), support.init(start), support.rules(supervision)
     masses = torch.from_numpy(checked[0]), torch.from_numpy(checked[1])
@@ -422,7 +430,7 @@ def build_problem(
     check_loss(spaces, options.loss)
     facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
     refuse(facts)
-    options = settled(options, facts)
+    options = imply_options(options, facts)
     spaces = by_entries(without_searches(spaces, options.max_memory))
     if takes_few_entries(facts, spaces):
         facts |= {"options.strategy": Fact("sparse", "'sparse'")}
@@ -450,7 +458,7 @@ def build_problem(
     against = check_memory(strategy, spaces, model, device, options, gradient_mode)
     sharp = sharp_fits(facts, (n, k), against, requested, all(space.has_factors for space in spaces))
     if epsilon != AUTO:
-        check_resolved(model, spaces, options, remedy_of(sharp))
+        check_resolution(model, spaces, options, remedy_of(sharp))
     with threads_for(n * k if device.type == "cpu" else 0):  # compiled code is for a number of threads
         selection, kernels = choose_kernels(strategy, backend, device, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", selection.name, selection.blocks, selection.passed_over)
@@ -462,7 +470,7 @@ def build_problem(
         callback=callback,
         checkpoint=checkpoint,
         support=support,
-        given=DifferentiableInputs(X, Y, p, q, cost, alpha, masses, marginals, options.spaces),
+        differentiable_inputs=DifferentiableInputs(X, Y, p, q, cost, alpha, masses, marginals, options.spaces),
         requested_options=requested,
         options=options,
         strategy=strategy,

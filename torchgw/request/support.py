@@ -48,7 +48,7 @@ class Support:
             return None
         return cls(torch.from_numpy(rows), torch.from_numpy(columns), (len(p), len(q)), spaces)
 
-    def restricted(
+    def restrict(
         self,
         spaces: tuple[InputSpace, InputSpace],
         given: tuple[Any, Any],
@@ -61,13 +61,13 @@ class Support:
         are left."""
         made, left = list[InputSpace](), list[Any]()
         for space, own, index, kind in zip(spaces, given, self.sides, kinds, strict=True):
-            found, points = restricted(space, own, index, kind == AUTO)
+            found, points = restrict_space(space, own, index, kind == AUTO)
             if neighbours is not None and found.is_points and found.kind in ON_GRAPHS:
                 validate.neighbours(space.name, neighbours, found.size)
             made.append(found)
             left.append(points)
         p, q = (
-            _taken(mass, index) if isinstance(mass, Tensor) else mass
+            _select(mass, index) if isinstance(mass, Tensor) else mass
             for mass, index in zip(masses, self.sides, strict=True)
         )
         return (made[0], made[1]), (left[0], left[1]), (p, q)
@@ -84,8 +84,8 @@ class Support:
         features = features_of(cost)
         check_cost(cost if features is None else features, *self.shape)
         if features is None:
-            return _taken(cost, self.rows, self.columns)
-        x, y = (_taken(side, index) for side, index in zip(features, self.sides, strict=True))
+            return _select(cost, self.rows, self.columns)
+        x, y = (_select(side, index) for side, index in zip(features, self.sides, strict=True))
         return FeatureCost(x, y, cost.metric, cost.scale) if isinstance(cost, FeatureCost) else (x, y)
 
     def rules(self, supervision: Supervision | None) -> Supervision | None:
@@ -107,7 +107,7 @@ class Support:
         return found
 
 
-def restricted(space: InputSpace, given: Any, index: Tensor, auto: bool = False) -> tuple[InputSpace, Any]:
+def restrict_space(space: InputSpace, given: Any, index: Tensor, auto: bool = False) -> tuple[InputSpace, Any]:
     """The points ``index`` (n,) of a validated space, and of what was ``given`` as far as gradients flow to it. The
     kind of shortest paths is chosen once more where the choice is left (``auto``)."""
     if is_provider(space.data):
@@ -116,7 +116,7 @@ def restricted(space: InputSpace, given: Any, index: Tensor, auto: bool = False)
         if is_provider(given):
             return space, made
         square = isinstance(given, Tensor) and space.kind == "adjacency"
-        return space, _taken(given, index, index) if square else given
+        return space, _select(given, index, index) if square else given
     if is_graph(space.data):
         nodes, label = index.numpy(), components(space.data)[1]
         left = np.flatnonzero(np.isin(label, label[nodes]))
@@ -125,13 +125,13 @@ def restricted(space: InputSpace, given: Any, index: Tensor, auto: bool = False)
         found = space._replace(data=graph, kept=kept)
     else:
         sides = (index, index) if space.kind == "matrix" else (index,)
-        found = space._replace(data=_taken(space.data, *sides))
-        given = _taken(given, *sides) if isinstance(given, Tensor) else given
+        found = space._replace(data=_select(space.data, *sides))
+        given = _select(given, *sides) if isinstance(given, Tensor) else given
     chosen = auto and space.kind in ON_GRAPHS
     return found._replace(kind=geodesic_kind(found.size)) if chosen else found, given
 
 
-def _taken(given: Any, *sides: Tensor) -> Any:
+def _select(given: Any, *sides: Tensor) -> Any:
     """Rows, and columns, of a validated array or a tensor, which keeps its gradients."""
     if isinstance(given, Tensor):
         for axis, index in enumerate(sides):

@@ -88,10 +88,10 @@ class Told(NamedTuple):
     def of(cls, solution: CertifiedSolution, request: Request, spaces: ProviderPair) -> Told:
         """Of the solution of a request between these providers."""
         rows, columns = (side * request.mass for side in solution.marginals)
-        p, q = (to_device(side, rows.device) for side in request.given.masses)
+        p, q = (to_device(side, rows.device) for side in request.differentiable_inputs.masses)
         sides = move_to_storage(spaces[0], rows.device), move_to_storage(spaces[1], rows.device)
         few, apart = sample_differences(sides, request.model.masses)
-        own, basins = request.given, solution.basins
+        own, basins = request.differentiable_inputs, solution.basins
         leaves = (getattr(space, "leaf", None) for space in (own.X, own.Y))  # of providers, for gradients
         given = (*request.arrays, *leaves, own.p, own.q, own.alpha)
         numpy_input = not any(isinstance(each, Tensor) for each in given)
@@ -598,7 +598,7 @@ def result_of(
         timings={"prepare": prepared} | solution.seconds,
         epsilon=solution.path[-1].epsilon if solution.path else model.epsilon,
         alpha=model.alpha,
-        marginals=request.given.marginals,
+        marginals=request.differentiable_inputs.marginals,
         supervised=supervision is not None,
         constrained=supervision is not None and supervision.strength == math.inf,
         options=request.options,

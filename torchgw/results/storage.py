@@ -26,7 +26,7 @@ from torchgw.marginals import MARGINALS
 from torchgw.options import GROUPS, GWOptions
 from torchgw.persist import guards
 from torchgw.persist.files import open_for_writing, read_seal
-from torchgw.request.names import as_names, stored
+from torchgw.request.names import as_names, names_to_save
 from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
@@ -78,7 +78,7 @@ def pack(members: dict[str, Any], coupling: BlockCoupling) -> dict[str, Array]:
     basins, options = members["basins"], members["options"]
     apart = ("coupling", "status", "options", "history", "graphs", *NAMES)
     plain = {k: v for k, v in members.items() if k not in apart}
-    plain |= {name: stored(members[name]) for name in NAMES if members[name] is not None}
+    plain |= {name: names_to_save(members[name]) for name in NAMES if members[name] is not None}
     plain |= {
         "status": members["status"].name,
         "options": asdict(members["options"]) | {"loss": _from_loss(options.loss)},
@@ -171,7 +171,7 @@ def _to_names(member: str, saved: Any, size: int) -> Array | None:
 
 
 def _to_name(saved: Any) -> Any:
-    """A name by what `torchgw.request.names.stored` made of it: JSON has lists for tuples."""
+    """A name by what `torchgw.request.names.names_to_save` made of it: JSON has lists for tuples."""
     return tuple(map(_to_name, saved)) if isinstance(saved, list) else None if isinstance(saved, dict) else saved
 
 

@@ -9,7 +9,7 @@ from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.kernels.sampling import sample_evenly
 from torchgw.objective.hessian import FLAT
-from torchgw.request.combinations import Fact, excluded, facts_of
+from torchgw.request.combinations import Fact, facts_of, find_exclusion
 from torchgw.request.request import SHARP, Request
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
@@ -88,7 +88,7 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
     blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
     with_rules = facts_of(request.requested_options, request.epsilon) | {"supervision": Fact("rules", "")}
     more = "Known pairs or labels (supervision=), a feature of both sides (cost=, alpha=0.99), "
-    if excluded(with_rules) is not None:  # solved for distances alone
+    if find_exclusion(with_rules) is not None:  # solved for distances alone
         more = ""
     scattered = len(result.basins) >= DOZENS and sum(basin.count for basin in result.basins) < 2 * len(result.basins)
     cause = "a symmetry?"
