@@ -22,7 +22,7 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import all_tiles
-from torchgw.results.matches import Matched
+from torchgw.results.matches import MatchMixin
 from torchgw.solvers.one_to_one import _make_factored_plan, assign, auction, compute_potentials
 from torchgw.types import Array
 from torchgw.views.matches import matches_of
@@ -57,7 +57,7 @@ KINDS: dict[str, Callable[[int, int], BlockCoupling]] = {
 SHAPES = ((23, 31), (31, 23), (24, 24), (1, 5), (5, 1))
 
 
-class Plan(Matched):
+class Plan(MatchMixin):
     """A coupling that is read as a result is."""
 
     def __init__(self, coupling: BlockCoupling, **members: Any) -> None:

@@ -31,7 +31,7 @@ from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.planner import forecast
 from torchgw.request.request import Cost, Request, build_problem
 from torchgw.results.all_points import of_all_points
-from torchgw.results.result import GWResult, Told, result_of
+from torchgw.results.result import GWResult, SolveReport, result_of
 from torchgw.results.warnings import warn
 from torchgw.runtime.caller import collect_warnings, collected_warnings, collecting_warnings, is_theirs
 from torchgw.runtime.ranks import ALONE, Ranks
@@ -221,7 +221,7 @@ def align_request(
                 solution, request.model, spaces, request.differentiable_inputs, request.gradient_mode
             )
     request = request.run_by(strategy)
-    told = Told.of(solution, request, spaces)
+    told = SolveReport.of(solution, request, spaces)
     result = result_of(solution, request, told, spaces, graphs, prepared, derived)
     warn(result, solution, replace(request, precision_loss=told.precision_loss), shown=ranks.rank == 0)
     result = replace(result, warnings=tuple(starmap(IssuedWarning, collected_warnings())))

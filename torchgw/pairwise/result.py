@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchgw import validate
-from torchgw.results.matches import import_pandas, named
+from torchgw.results.matches import import_pandas, to_names
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.types import Array
 
@@ -215,7 +215,7 @@ class PairwiseResult:
         source, target = known[i], known[j if self.n_against is None else self.n_spaces + j]
         columns = {
             "source": np.arange(len(found)) if source is None else source,
-            "target": named(found, found >= 0, target),
+            "target": to_names(found, found >= 0, target),
         }
         return import_pandas().DataFrame(columns)
 

@@ -24,7 +24,7 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
     (n, k), sides, known, model = support.shape, support.sides, result.known, result.model
     places = zip(sides, support.shape, strict=True)
     if known is not None:
-        known = _all_known(known[0], support, 0), _all_known(known[1], support, 1)
+        known = _extend_known_points(known[0], support, 0), _extend_known_points(known[1], support, 1)
     if model is not None and known is not None:
         p, q = (scatter(mass, index, size) for mass, (index, size) in zip(model.masses, places, strict=True))
         at = [side.places.to(model.p.device) for side in known]
@@ -52,7 +52,7 @@ def _report(report: GraphReport | None, index: Tensor) -> GraphReport | None:
     return None if report is None else replace(report, short_cuts=index.numpy()[report.short_cuts])
 
 
-def _all_known(known: KnownPoints, support: Support, side: int) -> KnownPoints:
+def _extend_known_points(known: KnownPoints, support: Support, side: int) -> KnownPoints:
     space = support.spaces[side]
     points = None if known.points is None else space.data
     graph = space.data if isinstance(space.data, AdjacencyDistances) else space.edges

@@ -57,7 +57,7 @@ class OneToOne:
 
 
 @isolate_methods
-class Matched(Readable):
+class MatchMixin(Readable):
     """A plan whose matches are read; ``epsilon`` is NaN where it is not known."""
 
     epsilon: float
@@ -140,9 +140,9 @@ class Matched(Readable):
         rivalled = matched & (second > 0)
         columns: dict[str, Any] = {
             "source": np.arange(len(mass)) if self.names_x is None else self.names_x,
-            "target": named(index[:, 0], matched, self.names_y),
+            "target": to_names(index[:, 0], matched, self.names_y),
             "share": share.numpy(),
-            "runner_up": named(index_of_rivals[:, 1], rivalled, self.names_y),
+            "runner_up": to_names(index_of_rivals[:, 1], rivalled, self.names_y),
             "mutual": mutual.numpy(),
             "confidence": torch.where(matched, 1 - second / first, torch.nan).clamp(min=0.0).numpy(),
         }
@@ -166,7 +166,7 @@ def import_pandas() -> Any:
     return pandas
 
 
-def named(index: Tensor, some: Tensor, names: NDArray[np.object_] | None) -> Any:
+def to_names(index: Tensor, some: Tensor, names: NDArray[np.object_] | None) -> Any:
     """Names of target points, or indices that may be missing."""
     if names is not None:
         found = np.full(len(index), None, dtype=object)

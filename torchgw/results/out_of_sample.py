@@ -29,7 +29,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import softmin as stored_softmin
 from torchgw.kernels.softmin_stream.reference import softmin
-from torchgw.results.matches import Matched
+from torchgw.results.matches import MatchMixin
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.runtime.surroundings import isolate_methods
 from torchgw.spaces.out_of_sample import KnownPoints
@@ -43,7 +43,7 @@ RESOLVED = 1e-10  # relative singular value below which a direction is left out
 
 @hide_constructor
 @isolate_methods
-class Unseen(Matched):
+class Unseen(MatchMixin):
     """The plan between m new points of one side and all known points of the other; each new point has mass 1/m.
 
     New source points: shape (m, K), for ``argmax()``, ``top_k``, ``pull``, ``row``. New target points: shape (N, m),
@@ -77,7 +77,7 @@ class Unseen(Matched):
         return f"Unseen({self.shape[0]} x {self.shape[1]})"
 
 
-def extended(
+def extend_coupling(
     coupling: BlockCoupling,
     at: BlockCoupling,
     known: tuple[KnownPoints, KnownPoints],

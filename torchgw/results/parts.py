@@ -69,14 +69,14 @@ def read_parts(folder: Path, limit: int) -> dict[str, Any]:
     return unpack({name: array for name, array in found[0].items() if name not in divided} | arrays)
 
 
-def is_divided(folder: Path) -> bool:
+def is_folder_of_parts(folder: Path) -> bool:
     """Whether this is a folder of parts."""
     return (folder / INDEX).is_file()
 
 
 def is_part(file: Path) -> bool:
     """Whether a file is called as a part is, and lies beside an index."""
-    return PART.fullmatch(file.name) is not None and is_divided(file.parent)
+    return PART.fullmatch(file.name) is not None and is_folder_of_parts(file.parent)
 
 
 def _name(part: int, count: int) -> str:

@@ -43,9 +43,9 @@ from torchgw.persist import guards
 from torchgw.persist.files import path_of, place_of
 from torchgw.request.names import check_names
 from torchgw.request.request import Request
-from torchgw.results.out_of_sample import Unseen, extended
-from torchgw.results.parts import is_divided, is_part, read_parts
-from torchgw.results.soft import Softened
+from torchgw.results.out_of_sample import Unseen, extend_coupling
+from torchgw.results.parts import is_folder_of_parts, is_part, read_parts
+from torchgw.results.soft import SoftPlanMixin
 from torchgw.results.storage import check_members, read, write
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import hide_constructor
@@ -66,7 +66,7 @@ N_SUREST = 5  # matches that the table of a result shows
 NOT_SAVED = ("known", "model", "sharp", "differentiated")
 
 
-class Told(NamedTuple):
+class SolveReport(NamedTuple):
     """What is told of a solve beside its solution, all of which is read together.
 
     product : what is known of the product plan.
@@ -85,7 +85,7 @@ class Told(NamedTuple):
     basins: tuple[Basin, ...]
 
     @classmethod
-    def of(cls, solution: CertifiedSolution, request: Request, spaces: ProviderPair) -> Told:
+    def of(cls, solution: CertifiedSolution, request: Request, spaces: ProviderPair) -> SolveReport:
         """Of the solution of a request between these providers."""
         rows, columns = (side * request.mass for side in solution.marginals)
         p, q = (to_device(side, rows.device) for side in request.differentiable_inputs.masses)
@@ -119,7 +119,7 @@ class Told(NamedTuple):
 @hide_constructor
 @isolate_methods
 @dataclass(frozen=True, kw_only=True, repr=False)
-class GWResult(Softened):
+class GWResult(SoftPlanMixin):
     """The result of `torchgw.gw_align`.
 
     Attributes
@@ -384,7 +384,7 @@ class GWResult(Softened):
         if epsilon == 0 and not isinstance(coupling, LowRankCoupling):
             coupling, epsilon, _ = self._soft_plan
         at = as_block_coupling(self.sharp or self.coupling, "transform")
-        found = extended(coupling, at, known, points, chosen, epsilon)
+        found = extend_coupling(coupling, at, known, points, chosen, epsilon)
         new = check_names("points", None, points, found.shape[chosen])
         names = (self.names_x, new) if chosen else (new, self.names_y)
         return Unseen(found, chosen, self.numpy_input, self.max_memory, names)
@@ -527,7 +527,7 @@ class GWResult(Softened):
         if is_part(file):
             raise ValueError(f"path must name the whole result, {path} is a part of it; load the folder {file.parent}")
         try:
-            found = cls(**(read_parts if is_divided(file) else read)(file, limit))
+            found = cls(**(read_parts if is_folder_of_parts(file) else read)(file, limit))
             check_members(found, but=("coupling", *NOT_SAVED))
             return found
         except Exception as error:  # what reads broken files raises errors of every kind
@@ -545,7 +545,7 @@ def with_arrays(basins: Sequence[Basin], arrays: Iterable[Iterable[NDArray[np.ge
 def result_of(
     solution: CertifiedSolution,
     request: Request,
-    told: Told,
+    told: SolveReport,
     spaces: ProviderPair,
     graphs: GraphReports,
     prepared: float,
@@ -583,7 +583,7 @@ def result_of(
         certificate=solution.certificate.times(mass**2).with_counts(solution.basins),
         basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in told.basins),
         gradient=solution.gradient,
-        gradient_passed_over=request.against_exact or passed_over(request) if estimated else "",
+        gradient_passed_over=request.against_exact or reason_for_sampling(request) if estimated else "",
         status=solution.status,
         n_iter=solution.n_iter,
         n_iter_sinkhorn=solution.n_iter_sinkhorn,
@@ -621,7 +621,7 @@ def saved_members(result: GWResult) -> dict[str, Any]:
     return {entry.name: getattr(result, entry.name) for entry in fields(result) if entry.name not in NOT_SAVED}
 
 
-def passed_over(request: Request) -> str:
+def reason_for_sampling(request: Request) -> str:
     """Why the gradient was sampled although nothing stood against the exact one."""
     if request.options.gradient == "sampled":
         return "options.gradient is 'sampled'"

@@ -19,7 +19,7 @@ from torchgw.diagnostics.evidence import Certificate
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
-from torchgw.results.matches import Matched
+from torchgw.results.matches import MatchMixin
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.surroundings import isolate_methods
 from torchgw.solvers.soft_plan import COOLING_OPTIONS, SoftPlan, soften, value_of
@@ -30,7 +30,7 @@ SMALL_ROWS = 256  # of a soft plan that are read at once
 
 
 @isolate_methods
-class Softened(Matched):
+class SoftPlanMixin(MatchMixin):
     """A plan whose candidates are those of its soft plan, where it has no entropy to rank them."""
 
     marginals: Marginals

@@ -141,7 +141,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         | names
         | {
             "coupling": coupling,
-            "known": _known(arrays, coupling.shape),
+            "known": _read_known_points(arrays, coupling.shape),
             "ladder": tuple(Rung(**rung | {"cells": tuple(rung["cells"])}) for rung in meta["ladder"]),
             "path": tuple(EpsilonStep(**step) for step in meta.get("path", ())),
             "warnings": tuple(IssuedWarning(**warning) for warning in meta.get("warnings", ())),
@@ -193,10 +193,10 @@ def _to_loss(saved: str | list[str]) -> str | SeparableLoss:
         return saved
     (name,) = saved
 
-    def gone(_: torch.Tensor) -> torch.Tensor:
+    def missing_function(_: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"the functions of the loss {name!r} are not kept in files")
 
-    return SeparableLoss(gone, gone, gone, gone, name)
+    return SeparableLoss(missing_function, missing_function, missing_function, missing_function, name)
 
 
 def _coupling(tensors: dict[str, torch.Tensor]) -> BlockCoupling:
@@ -254,18 +254,18 @@ def _check_tiles(tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> Non
     _check_rise("coupling_tile_first", first, sizes["c"])
 
 
-def _known(arrays: dict[str, Array], shape: tuple[int, int]) -> tuple[KnownPoints, KnownPoints] | None:
+def _read_known_points(arrays: dict[str, Array], shape: tuple[int, int]) -> tuple[KnownPoints, KnownPoints] | None:
     """What places new points on either side, where the file has it."""
     if not any(name.startswith("known_") for name in arrays):
         return None
     sides = [{name[8:]: array for name, array in arrays.items() if name.startswith(f"known_{side}_")} for side in "xy"]
     for side, found, size in zip("xy", sides, shape, strict=True):
-        _check_known(f"known_{side}_", found, size)
+        _check_known_points(f"known_{side}_", found, size)
     x, y = (KnownPoints.of_arrays(found, size) for found, size in zip(sides, shape, strict=True))
     return x, y
 
 
-def _check_known(prefix: str, arrays: dict[str, Array], size: int) -> None:
+def _check_known_points(prefix: str, arrays: dict[str, Array], size: int) -> None:
     """Refuse arrays that do not place points among ``size`` ones."""
     straight = "squared" in arrays
     needed = {"k", "scale", *(("squared", "points") if straight else ("rows",))}

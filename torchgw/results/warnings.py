@@ -43,14 +43,14 @@ def warn(result: GWResult, solution: CertifiedSolution, request: Request, shown:
             warn_caller(text, kind, shown)
 
 
-def imprecise(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+def explain_precision(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Why float32 did not carry the scores, or rounding does not tell points apart, where that is so."""
     text = solution.precision_warning or ""
     text = f"{text}; or {SHARP}" if text and request.sharp else text
     return "; ".join(filter(None, (request.precision_loss, text)))
 
 
-def unfinished(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+def explain_status(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """How the solve ended, and what to change, where it did not converge."""
     certificate = result.certificate
     if result.converged and certificate.curvature is not None and certificate.curvature < -FLAT:
@@ -67,7 +67,7 @@ def unfinished(result: GWResult, solution: CertifiedSolution, request: Request) 
     )
 
 
-def broken(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+def explain_violation(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """How much mass is on forbidden pairs, where it is more than rounding leaves there."""
     mass = float(result.coupling.marginal(1).sum()) if result.constrained else 0.0
     if not result.violation > (BROKEN + 2 * result.marginal_residual) * mass > 0:
@@ -78,10 +78,10 @@ def broken(result: GWResult, solution: CertifiedSolution, request: Request) -> s
     )
 
 
-def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+def explain_ambiguity(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Which two matchings are as good as each other, and how to break the tie."""
     rival = result.rival
-    slides = sliding(result)
+    slides = explain_flat_modes(result)
     if slides or rival is None or not result.ambiguous:
         return slides
     far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
@@ -104,7 +104,7 @@ def ambiguous(result: GWResult, solution: CertifiedSolution, request: Request) -
     )
 
 
-def sliding(result: GWResult) -> str:
+def explain_flat_modes(result: GWResult) -> str:
     """That the plan can move on at no cost, where its curvature says so."""
     curvature = result.certificate.curvature
     if curvature is None or not -FLAT <= curvature <= SLIDES:
@@ -117,7 +117,7 @@ def sliding(result: GWResult) -> str:
     )
 
 
-def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+def explain_smoothing(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Which epsilon to take, where a given one blurs what a smaller one would tell apart."""
     gain, left = result.gain, solution.certificate.gap / float(request.model.weight(1.0))
     given = not result.path and result.strategy != "low-rank" and request.gradient_mode is None
@@ -135,7 +135,7 @@ def blurred(result: GWResult, solution: CertifiedSolution, request: Request) -> 
     )
 
 
-def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
+def explain_sampling(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Why the gradient was sampled, where that was not asked for, and what to pass instead."""
     if result.gradient != "sampled" or request.requested_options.gradient == "sampled":
         return ""
@@ -153,10 +153,10 @@ def sampled(result: GWResult, solution: CertifiedSolution, request: Request) -> 
 
 
 WARNINGS: dict[type[TorchGWWarning], Callable[[GWResult, CertifiedSolution, Request], str]] = {
-    PrecisionWarning: imprecise,
-    ConvergenceWarning: unfinished,
-    SamplingWarning: sampled,
-    SupervisionWarning: broken,
-    AmbiguityWarning: ambiguous,
-    BlurWarning: blurred,
+    PrecisionWarning: explain_precision,
+    ConvergenceWarning: explain_status,
+    SamplingWarning: explain_sampling,
+    SupervisionWarning: explain_violation,
+    AmbiguityWarning: explain_ambiguity,
+    BlurWarning: explain_smoothing,
 }
