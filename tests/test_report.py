@@ -24,7 +24,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.report import contents, sentences
-from torchgw.report.colourings import given
+from torchgw.report.colourings import colour_by_labels
 from torchgw.report.tables import options as options_table
 from torchgw.results.warnings import WARNINGS
 from torchgw.views.matches import matches_of
@@ -136,15 +136,15 @@ def test_labels_of_any_text_stay_text(result: GWResult, tmp_path: Path) -> None:
 
 def test_values_are_carried_as_push_does(result: GWResult) -> None:
     for labels in (SPIRAL_ANGLE, torch.from_numpy(SPIRAL_ANGLE), np.arange(90)):
-        found = given(labels, result.coupling)  # type: ignore[arg-type]
+        found = colour_by_labels(labels, result.coupling)  # type: ignore[arg-type]
         assert found.names is None
         np.testing.assert_allclose(found.sides[1], result.push(np.asarray(labels, dtype=float)))
 
 
 def test_few_integers_are_labels_and_of_many_labels_the_most_frequent_have_colours(result: GWResult) -> None:
-    assert given(np.arange(90) % 4, result.coupling).names == ["0", "1", "2", "3"]  # type: ignore[arg-type]
+    assert colour_by_labels(np.arange(90) % 4, result.coupling).names == ["0", "1", "2", "3"]  # type: ignore[arg-type]
     every = np.array([f"{min(i, 60):03}" for i in range(90)])  # the last is the most frequent
-    found = given(every, result.coupling)  # type: ignore[arg-type]
+    found = colour_by_labels(every, result.coupling)  # type: ignore[arg-type]
     assert found.names == [f"{i:03}" for i in (*range(39), 60)]
     assert "40 most frequent of 61" in found.explanation
     group = np.where(np.arange(90) < 39, np.arange(90), np.where(np.arange(90) < 60, 40, 39))
@@ -371,14 +371,14 @@ def test_a_result_on_a_gpu_is_drawn_and_reported(tmp_path: Path) -> None:
 def test_labels_that_are_missing_are_grey(result: GWResult) -> None:
     numbers = SPIRAL_ANGLE.copy()
     numbers[:40] = np.nan
-    found = given(numbers, result.coupling)
+    found = colour_by_labels(numbers, result.coupling)
     assert np.isnan(found.sides[0]).sum() == 40
     known = np.isfinite(numbers)
     plan = result.plan[known]
     np.testing.assert_allclose(found.sides[1], numbers[known] @ plan / plan.sum(0), rtol=1e-9)
     nothing = contents.contents(result, labels=np.full(len(SPIRAL), np.nan))["colourings"][0]
     assert nothing["range"] == [0.0, 1.0]
-    named = given(np.where(known, "outer", None), result.coupling)
+    named = colour_by_labels(np.where(known, "outer", None), result.coupling)
     assert named.names == ["outer"]
     assert (np.asarray(named.sides[0])[:40] == -1).all()
 

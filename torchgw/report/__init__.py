@@ -18,10 +18,10 @@ from typing import Any
 
 from torchgw.persist.files import atomic_path
 from torchgw.report import contents
-from torchgw.report.reported import Reported
+from torchgw.report.reported import ReportInput
 
 
-def write(result: Reported, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
+def write(result: ReportInput, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:
     """Write the page of a result, whole or not at all; errors are those of `GWResult.report`."""
     drawing = plotly_script()
     text = page(contents.contents(result, X, Y, labels), drawing)
@@ -47,19 +47,19 @@ def page(shown: dict[str, Any], drawing: str) -> str:
     )
     return Template(template).substitute(
         title=html.escape(shown["title"]),
-        hashes=" ".join(hashed(text) for text in (drawing, script)),
+        hashes=" ".join(hash_script(text) for text in (drawing, script)),
         style=style,
-        data=embedded(shown),
+        data=embed_json(shown),
         plotly=drawing,
         script=script,
     )
 
 
-def embedded(shown: dict[str, Any]) -> str:
+def embed_json(shown: dict[str, Any]) -> str:
     """JSON in which no text can end the element that holds it."""
     return json.dumps(shown, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def hashed(script: str) -> str:
+def hash_script(script: str) -> str:
     """A script's source for a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -37,7 +37,7 @@ class Colouring:
     plane: bool = False
 
 
-def given(labels: Any, coupling: BlockCoupling) -> Colouring:
+def colour_by_labels(labels: Any, coupling: BlockCoupling) -> Colouring:
     """The colouring by ``labels`` (N,) of the source, numbers or labels as in `torchgw.views.point_labels`.
 
     Raises
@@ -71,7 +71,7 @@ def most_frequent(labels: Labels) -> Labels:
     return Labels(place[labels.codes], (*(labels.names[i] for i in kept), "others"))
 
 
-def placed(points: Array, coupling: BlockCoupling) -> Colouring:
+def colour_by_position(points: Array, coupling: BlockCoupling) -> Colouring:
     """The colouring by two coordinates of the source points (N, d), of more than two by their principal ones."""
     if points.shape[1] > 2:
         points = layout.principal(points, 2)

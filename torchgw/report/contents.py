@@ -14,7 +14,7 @@ from torchgw import validate
 from torchgw.couplings.blocks import as_block_coupling
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.report import colourings, sentences, tables
-from torchgw.report.reported import Reported
+from torchgw.report.reported import ReportInput
 from torchgw.types import Array
 from torchgw.views import layout
 from torchgw.views.matches import matches_of
@@ -26,7 +26,7 @@ N_OTHERS = 5  # other basins whose matches are told
 FAR, HUGE = 100.0, 1e12  # times the extent that a cloud is from zero; extent
 
 
-def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
+def contents(result: ReportInput, X: Any = None, Y: Any = None, labels: Any = None) -> dict[str, Any]:
     """The data of the page of a result.
 
     At most `N_DRAWN` points of a cloud are drawn, a random subset that is the same every time. The `N_MATCHES` best
@@ -42,8 +42,8 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     matched = [found[1].index.ravel(), np.concatenate((found[0].index.ravel(), *elsewhere))]
     undrawn = [np.setdiff1d(matched[at], (-1, *chosen[at])) for at in (0, 1)]  # matches of what is drawn
     kept = [np.concatenate(side) for side in zip(chosen, undrawn, strict=True)]
-    colours = [] if labels is None else [colourings.given(labels, coupling)]
-    colours.append(colourings.placed(places[0].astype(np.float64), coupling))
+    colours = [] if labels is None else [colourings.colour_by_labels(labels, coupling)]
+    colours.append(colourings.colour_by_position(places[0].astype(np.float64), coupling))
     sure = result.confidence(chosen[0])
     colours += colourings.confidences(sure, chosen[0], result.shape[0])
     shown = [near_zero(side) for side in places]
@@ -54,13 +54,13 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
             "size": result.shape[at],
             "drawn": len(chosen[at]),
             "dimension": places[at].shape[1],
-            "index": packed(kept[at], "<i4"),
-            "coordinates": packed(shown[at][0][kept[at]], "<f4"),
+            "index": encode_base64(kept[at], "<i4"),
+            "coordinates": encode_base64(shown[at][0][kept[at]], "<f4"),
             "names": names_of(result, at, kept[at]),
-            "edges": packed(positions(kept[at], edges_between(drawn[at], chosen[at])), "<i4"),
-            "mass": packed(found[at].mass, "<f4"),
-            "matches": packed(positions(kept[1 - at], found[at].index), "<i4"),
-            "shares": packed(found[at].share, "<f4"),
+            "edges": encode_base64(positions(kept[at], edges_between(drawn[at], chosen[at])), "<i4"),
+            "mass": encode_base64(found[at].mass, "<f4"),
+            "matches": encode_base64(positions(kept[1 - at], found[at].index), "<i4"),
+            "shares": encode_base64(found[at].share, "<f4"),
             "matches_of_each": found[at].index.shape[1],
         }
         for at in (0, 1)
@@ -74,7 +74,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
         "summary": sentences.summary(result, spread),
         "warnings": [str(warning) for warning in result.warnings],
         "sides": sides,
-        "colourings": [coloured(colouring, kept) for colouring in colours],
+        "colourings": [encode_colouring(colouring, kept) for colouring in colours],
         "history": {name: [finite(x) for x in column] for name, column in asdict(result.history).items()},
         "certain": certain,
         "uncertain": uncertain,
@@ -82,8 +82,8 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
         "others": [
             {
                 "number": at + 1,
-                "matches": packed(positions(kept[1], matching), "<i4"),
-                "shifts": packed(validate.read("shift", basin.shift)[chosen[0]], "<f4"),
+                "matches": encode_base64(positions(kept[1], matching), "<i4"),
+                "shifts": encode_base64(validate.read("shift", basin.shift)[chosen[0]], "<f4"),
             }
             for (at, basin), matching in zip(others, elsewhere, strict=True)
         ],
@@ -94,7 +94,7 @@ def contents(result: Reported, X: Any = None, Y: Any = None, labels: Any = None)
     }
 
 
-def names_of(result: Reported, which: int, index: Array) -> list[str] | None:
+def names_of(result: ReportInput, which: int, index: Array) -> list[str] | None:
     """The names of some points, None where a side has none."""
     names = (result.names_x, result.names_y)[which]
     return None if names is None else [str(names[i]) for i in index]
@@ -128,7 +128,7 @@ def positions(kept: Array, index: Array) -> Array:
     return np.where(index < 0, -1, found)
 
 
-def coloured(colouring: colourings.Colouring, kept: list[Array]) -> dict[str, Any]:
+def encode_colouring(colouring: colourings.Colouring, kept: list[Array]) -> dict[str, Any]:
     """A colouring of the points that are kept."""
     kind = "<f8" if colouring.names is None else "<i4"
     known = [side[np.isfinite(side)] for side in colouring.sides if side is not None]
@@ -140,12 +140,13 @@ def coloured(colouring: colourings.Colouring, kept: list[Array]) -> dict[str, An
         "plane": colouring.plane,
         "range": [float(every.min()), float(every.max())] if len(every) else [0.0, 1.0],
         "sides": [
-            None if side is None else packed(side[at], kind) for side, at in zip(colouring.sides, kept, strict=True)
+            None if side is None else encode_base64(side[at], kind)
+            for side, at in zip(colouring.sides, kept, strict=True)
         ],
     }
 
 
-def packed(array: Array, kind: str) -> str:
+def encode_base64(array: Array, kind: str) -> str:
     """Base64 of the numbers as ``kind``, row after row."""
     return base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode("ascii")
 

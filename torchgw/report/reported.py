@@ -15,7 +15,7 @@ from torchgw.types import Coupling
 from torchgw.views.layout import Placed
 
 
-class Reported(Judged, Placed, Protocol):
+class ReportInput(Judged, Placed, Protocol):
     """A solved plan with the evidence that comes with it; each member as `torchgw.GWResult` says."""
 
     @property

@@ -7,10 +7,10 @@ import math
 from torchgw.diagnostics.evidence import energy_ratio, is_nearly_tie
 from torchgw.diagnostics.verdict import PROVEN, least_rival
 from torchgw.marginals import Partial
-from torchgw.report.reported import Reported
+from torchgw.report.reported import ReportInput
 
 
-def summary(result: Reported, spread: float) -> list[str]:
+def summary(result: ReportInput, spread: float) -> list[str]:
     """What was matched, how clear the choice was, and how well the masses hold.
 
     ``spread`` is the number of target points that the mass of a source point is effectively on, exp(entropy), for the
@@ -29,14 +29,14 @@ def summary(result: Reported, spread: float) -> list[str]:
     ]
 
 
-def chance(result: Reported) -> str:
+def chance(result: ReportInput) -> str:
     """The value of the product plan; the verdict has its ratio to that of the result."""
     if math.isnan(result.chance):
         return "The value of the product plan, which spreads every point over all others, is not known."
     return f"The product plan, which spreads every point over all others, has {result.chance:.4g}."
 
 
-def ambiguity(result: Reported) -> str:
+def ambiguity(result: ReportInput) -> str:
     """The basins of the search, and the gap of energy between the best two."""
     count, rival = len(result.basins), result.rival
     if result.alpha == 0:
@@ -59,7 +59,7 @@ def ambiguity(result: Reported) -> str:
     return f"{found}; the best is {lower:.0%} lower than the next, {told}."
 
 
-def masses(result: Reported) -> str:
+def masses(result: ReportInput) -> str:
     """The marginal error, under the marginals that were asked for."""
     error = f"to {result.marginal_error:.0e}" if result.marginal_error > 0 else "exactly"
     if isinstance(result.marginals, Partial):
@@ -74,7 +74,7 @@ def masses(result: Reported) -> str:
     return f"The masses of all points hold {error}."
 
 
-def certainties(result: Reported) -> tuple[list[str], list[str]]:
+def certainties(result: ReportInput) -> tuple[list[str], list[str]]:
     """What the certificate proves of the plan, and what it leaves open."""
     certificate, nothing, sure, open_ = result.certificate, PROVEN * result.unit, [], []
     if certificate.gap <= nothing:

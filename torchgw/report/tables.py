@@ -14,7 +14,7 @@ import torch
 from torchgw._version import __version__
 from torchgw.diagnostics.evidence import energy_ratio, is_nearly_tie
 from torchgw.options import GWOptions
-from torchgw.report.reported import Reported
+from torchgw.report.reported import ReportInput
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Table:
     marked: list[int]
 
 
-def matchings(result: Reported) -> Table:
+def matchings(result: ReportInput) -> Table:
     """The local optima that the search found."""
     head = ["", "energy", "best is lower by", "starts", "from", "compared on", "difference", ""]
     rows, marked = [], []
@@ -57,7 +57,7 @@ def matchings(result: Reported) -> Table:
     return Table(head, rows, marked)
 
 
-def resolutions(result: Reported) -> Table:
+def resolutions(result: ReportInput) -> Table:
     """The ladder that a streaming solve climbed."""
     head = ["source cells", "target cells", "marginal residual", "iterations", "Sinkhorn iterations", "seconds"]
     rows = [
@@ -73,7 +73,7 @@ def resolutions(result: Reported) -> Table:
     return Table(head, rows, [])
 
 
-def options(result: Reported) -> Table:
+def options(result: ReportInput) -> Table:
     """All options, those that differ from their defaults marked."""
     defaults = dict(_flat(GWOptions()))
     rows = [[name, value, defaults.get(name, "")] for name, value in _flat(result.options)]
@@ -90,7 +90,7 @@ def _flat(group: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield f"{prefix}{entry.name}", str(getattr(value, "name", value))
 
 
-def problem(result: Reported) -> Table:
+def problem(result: ReportInput) -> Table:
     """What was asked, and how it ended."""
     rows = [
         ["points", f"{result.shape[0]:,} x {result.shape[1]:,}"],
@@ -113,7 +113,7 @@ def problem(result: Reported) -> Table:
     return Table(["", ""], rows, [])
 
 
-def origin(result: Reported, device: torch.device) -> Table:
+def origin(result: ReportInput, device: torch.device) -> Table:
     """Where the result was made, how long it took, and when this page was written."""
     passed = "; ".join(f"{name}: {why}" for name, why in result.backends_passed_over.items())
     rows = [
