@@ -15,7 +15,7 @@ LONGEST = 24  # characters of a label
 FEW = 40  # points up to which names are written
 
 
-def checked(result: object) -> GWResult:
+def check_result(result: object) -> GWResult:
     """A result of `torchgw.gw_align`."""
     validate.instance("result", result, GWResult, ", as gw_align returns it")
     assert isinstance(result, GWResult)

@@ -95,12 +95,12 @@ def matching(
     -----
     O(n_lines K) time and memory in blocks beside the layout's.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     n_lines = validate.integer("n_lines", n_lines, least=0)
     basin = validate.integer("basin", basin, least=0, most=max(len(result.basins) - 1, 0))
     n, k = result.shape
     values = None if colors is None else point_labels.read("colors", colors, n, "N")
-    left, right, ax = _placed(result, X, Y, ax)
+    left, right, ax = _make_layouts(result, X, Y, ax)
     source, target = left.points, right.points
     along = Numbers(layout.principal(source, 1)[:, 0]) if values is None else values
     scale = colours.scale(along)
@@ -150,9 +150,9 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     -----
     O(N K) time for numbers, for labels times their number; never N x K memory.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     given = _read(values, result.shape[0])
-    source, target, ax = _placed(result, X, Y, ax)
+    source, target, ax = _make_layouts(result, X, Y, ax)
     moved = point_labels.carried(as_block_coupling(result.coupling, "a plot"), given)
     scale = colours.scale(given)
     for space, found in ((source, given), (target, moved)):
@@ -187,7 +187,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     -----
     O(m K) time for the m points that are drawn, in blocks of rows, beside the layout's.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     kind = validate.choice("kind", kind, tuple(KINDS))
     if kind == "stability" and not result.basins:
         raise ValueError(
@@ -202,7 +202,7 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
     known = held.values[held.known]
     wide = kind == "entropy" and len(known) > 0 and bool(known.max() > WIDE * known.min())
     scale = colours.scale(held, log=wide, limits=None if kind == "entropy" else (0.0, 1.0))
-    points = _sized(found.points, 3 if canvas.is_solid(ax) else 2)
+    points = _normalise_size(found.points, 3 if canvas.is_solid(ax) else 2)
     rgba = np.zeros((len(points), 4))
     rgba[some] = scale.of(held)
     _draw(ax, replace(found, points=points), rgba, some)
@@ -241,7 +241,7 @@ def modes(
     -----
     A pass over the plan, and of a number that of `torchgw.curvature`.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     n_arrows = validate.integer("n_arrows", n_arrows, least=1)
     chosen = mode if isinstance(mode, PlanMode) else _mode(result, validate.integer("mode", mode, least=0))
     if chosen.hessian.respond.plan.shape != result.shape:
@@ -250,7 +250,7 @@ def modes(
         )
     target = layout.side(result, 1, Y)
     ax = canvas.axes(ax, ONE, target.points.shape[1] == 3)
-    points = _sized(target.points, 3 if canvas.is_solid(ax) else 2)
+    points = _normalise_size(target.points, 3 if canvas.is_solid(ax) else 2)
     rows = result.coupling.marginal(1).double()
     sent = result.coupling.apply(torch.from_numpy(points).to(rows), 1).cpu().numpy()
     mass = rows.cpu().numpy()
@@ -289,7 +289,7 @@ def _read(given: Any, n: int) -> Numbers | Labels:
     return held
 
 
-def _placed(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Layout, Layout, Any]:
+def _make_layouts(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Layout, Layout, Any]:
     """The two clouds as they are drawn, and the Axes."""
     x, y = layout.both(result, X, Y)
     solid = max(x.points.shape[1], y.points.shape[1]) == 3
@@ -348,7 +348,7 @@ def _draw_lines(ax: Any, segments: Array, rgba: Any, many: bool = False) -> None
     ax.add_collection(LineCollection(list(segments), zorder=0.5, **kept), autolim=False)
 
 
-def _sized(points: Array, width: int) -> Array:
+def _normalise_size(points: Array, width: int) -> Array:
     """Points (n, ``width``) of largest extent one, centred; a plane cloud among solid ones stands upright, face on."""
     low, high = points.min(0), points.max(0)
     unit: Array = (points - (low + high) / 2) / (float((high - low).max()) or 1.0)
@@ -359,7 +359,7 @@ def _sized(points: Array, width: int) -> Array:
 
 def _side_by_side(source: Array, target: Array, solid: bool) -> tuple[Array, Array]:
     """The two clouds at one size, the source on the left."""
-    left, right = (_sized(points, 3 if solid else 2) for points in (source, target))
+    left, right = (_normalise_size(points, 3 if solid else 2) for points in (source, target))
     step = sum(max(float(np.ptp(points[:, 0])), LEAST_WIDTH) / 2 for points in (left, right)) + GAP
     right[:, 0] += step
     return left, right

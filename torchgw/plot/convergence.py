@@ -38,7 +38,7 @@ def convergence(result: GWResult, *, ax: Axes | None = None) -> Axes:
     -----
     O(n_iter). What was recorded is `History`: the cost is logarithmic where it falls by more than a factor of 30.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     canvas.check_plane(ax)
     ax = canvas.axes(ax, SIZE)
     history = result.history
@@ -107,7 +107,7 @@ def basins(result: GWResult, *, ax: Axes | None = None) -> Axes:
     ValueError
         For a result without a search.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     if not result.basins:
         raise ValueError(
             "result must come from a search to have basins, got none: the solve began at init=, or its strategy does "

@@ -82,7 +82,7 @@ def plan(
     -----
     O(N K bins) time and O((N + K) bins) memory, in pieces of up to 128 MiB; the plan is never stored.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     n, k = result.shape
     bins = BINS if bins is None else validate.integer("bins", bins, least=1, most=MOST)
     given = None if rows is None else _read("rows", rows, n, "N")
@@ -118,7 +118,7 @@ def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups
                 "a result that was read from a file keeps no points to sort, so pass rows= or columns=, labels or "
                 f"numbers to sort by; rows=np.arange({result.shape[0]}.0) is the order of the points"
             )
-        sorted_rows = _sorted(
+        sorted_rows = _sort_into_cells(
             layout.principal(layout.side(result, 0).points, 1)[:, 0], bins, "along its longest direction", False
         )
         return sorted_rows, _following(result, sorted_rows, bins, 0)
@@ -140,10 +140,10 @@ def _with_names(groups: Groups, names: Any) -> Groups:
 def _groups(held: Numbers | Labels, bins: int) -> Groups:
     if isinstance(held, Labels):
         return Groups(held.codes, len(held.names), "", held.names, None)
-    return _sorted(held.values, bins, "by the values given", True)
+    return _sort_into_cells(held.values, bins, "by the values given", True)
 
 
-def _sorted(numbers: Array, bins: int, how: str, ticks: bool) -> Groups:
+def _sort_into_cells(numbers: Array, bins: int, how: str, ticks: bool) -> Groups:
     """Points sorted into cells of equally many, up to one."""
     n = len(numbers)
     count = min(bins, n)
@@ -158,7 +158,7 @@ def _following(result: GWResult, groups: Groups, bins: int, axis: int) -> Groups
     """The other side, sorted by the mean group that it is matched with."""
     position = groups.codes.astype(np.float64)
     mean = np.asarray(result.push(position) if axis == 0 else result.pull(position))
-    return _sorted(np.where(np.isnan(mean), np.inf, mean), bins, "by mean match", False)
+    return _sort_into_cells(np.where(np.isnan(mean), np.inf, mean), bins, "by mean match", False)
 
 
 def _draw(ax: Any, share: Array, down: Groups, across: Groups) -> None:

@@ -51,7 +51,7 @@ def residuals(result: GWResult, *, p: Any = None, q: Any = None, ax: Axes | None
     -----
     O(N K) time, in blocks.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     canvas.check_plane(ax)
     n, k = result.shape
     wanted = validate.masses("p", p, n, "N"), validate.masses("q", q, k, "K")

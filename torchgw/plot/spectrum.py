@@ -44,7 +44,7 @@ def spectrum(
     -----
     ``n_probes n_steps`` products with the Hessian, and memory of two numbers for each pair and step.
     """
-    result = canvas.checked(result)
+    result = canvas.check_result(result)
     canvas.check_plane(ax)
     found = curvature(result, 1, whole=True).density(n_probes, n_steps, random_state)
     ends = float(found.nodes.min()), float(found.nodes.max())
