@@ -18,7 +18,7 @@ from torchgw.views import layout
 
 
 def both(*given: Any, **more: Any) -> tuple[np.ndarray, np.ndarray]:
-    x, y = layout.both(*given, **more)
+    x, y = layout.make_layouts(*given, **more)
     return x.points, y.points
 
 
@@ -66,14 +66,14 @@ def test_points_that_are_given_count(result: GWResult) -> None:
 
 def test_another_number_of_points_is_refused(result: GWResult) -> None:
     with pytest.raises(ValueError, match=f"Y must have {len(ROLL)} points, as the result has, got 9"):
-        layout.side(result, 1, ROLL[:9])
+        layout.make_layout(result, 1, ROLL[:9])
 
 
 def test_a_result_from_a_file_asks_for_points(result: GWResult, tmp_path) -> None:  # type: ignore[no-untyped-def]
     result.save(tmp_path / "kept.npz")
     kept = GWResult.load(tmp_path / "kept.npz")
     with pytest.raises(ValueError, match="pass X="):
-        layout.both(kept)
+        layout.make_layouts(kept)
     assert both(kept, SPIRAL, ROLL)[1].shape == ROLL.shape
 
 
@@ -89,8 +89,8 @@ def test_distances_on_a_line_are_laid_out_on_a_line(n: int) -> None:
 def test_a_linear_problem_asks_for_points() -> None:
     aligned = gw_align(None, None, cost=np.random.default_rng().random((20, 30)), alpha=0, random_state=0)
     with pytest.raises(ValueError, match="pass X="):
-        layout.both(aligned)
-    assert layout.side(aligned, 0, np.zeros((20, 2))).points.shape == (20, 2)
+        layout.make_layouts(aligned)
+    assert layout.make_layout(aligned, 0, np.zeros((20, 2))).points.shape == (20, 2)
 
 
 GRAPHS = {
@@ -166,7 +166,7 @@ def six() -> GWResult:
 def test_points_graphs_and_meshes_are_drawn(name: str, six: GWResult) -> None:
     given, edges, faces = OWN[name]
     for which in (0, 1):
-        found = layout.side(six, which, given)
+        found = layout.make_layout(six, which, given)
         assert (len(found.points), len(found.edges), len(found.faces)) == (6, edges, faces)
 
 
@@ -183,7 +183,7 @@ def test_points_graphs_and_meshes_are_drawn(name: str, six: GWResult) -> None:
 )
 def test_what_cannot_be_drawn_is_refused(given: Any, match: str, six: GWResult) -> None:
     with pytest.raises(ValueError, match=match):
-        layout.side(six, 0, given)
+        layout.make_layout(six, 0, given)
 
 
 CLUB = nx.to_scipy_sparse_array(GRAPHS["club"], weight=None, dtype=float, format="csr")
@@ -204,7 +204,7 @@ def test_a_result_of_graphs_keeps_their_edges(name: str) -> None:
     given = {side: mass / mass.sum() for side, mass in more.items() if side in "pq"}
     aligned = gw_align(graph, graph, init=np.arange(34), random_state=0, **more | given)
     edges = {tuple(sorted(pair)) for pair in GRAPHS["club"].edges()}
-    for side in layout.both(aligned):
+    for side in layout.make_layouts(aligned):
         assert {tuple(pair) for pair in side.edges} == edges
 
 
@@ -217,5 +217,5 @@ def test_matched_nodes_are_placed_alike() -> None:
         x, y = both(aligned)
         match, extent = np.asarray(aligned.argmax()), np.ptp(x, axis=0).max()
         assert np.median(np.linalg.norm(x - y[match], axis=1)) < 0.1 * extent
-        unled.append(np.median(np.linalg.norm(x - layout.side(aligned, 1).points[match], axis=1)) / extent)
+        unled.append(np.median(np.linalg.norm(x - layout.make_layout(aligned, 1).points[match], axis=1)) / extent)
     assert max(unled) > 0.1  # where the plan does not lead, a layout may be turned over

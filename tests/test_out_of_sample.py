@@ -259,10 +259,10 @@ def test_a_loaded_result_is_drawn_by_its_points_or_asks_for_them(tmp_path: Path)
         result.save(tmp_path / "r.npz", points=True)
         loaded = GWResult.load(tmp_path / "r.npz")
         if drawn:
-            np.testing.assert_array_equal(layout.side(loaded, 0).points, X[:70])
+            np.testing.assert_array_equal(layout.make_layout(loaded, 0).points, X[:70])
             continue
         with pytest.raises(ValueError, match=r"keeps distances from 100 of 300 points.*pass points \(X=, Y=\)"):
-            layout.side(loaded, 0)
+            layout.make_layout(loaded, 0)
 
 
 DAMAGES: dict[str, tuple[str, Any]] = {

@@ -134,7 +134,7 @@ def test_unknown_numbers_are_grey_and_left_out_of_the_mean(result: GWResult) -> 
         assert (colours(ax, i)[:10, :3].std(1) < 1e-9).all()
         assert (colours(ax, i)[10:90, :3].std(1) > 1e-3).all()
     half = torch.full((2, 1), 0.5, dtype=torch.float64)
-    moved = point_labels.carried(DenseCoupling(half), point_labels.Numbers(np.array([np.nan, 3.0])))
+    moved = point_labels.carry_values(DenseCoupling(half), point_labels.Numbers(np.array([np.nan, 3.0])))
     assert isinstance(moved, point_labels.Numbers)
     np.testing.assert_allclose(moved.values, [3.0])
 

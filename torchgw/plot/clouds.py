@@ -111,7 +111,7 @@ def matching(
     _draw(ax, left, rgba, layout.subset(n, MOST))
     pale = np.broadcast_to(to_rgba(colours.PALE), (k, 4))
     if _is_surface(right):
-        pale = scale.of(point_labels.carried(as_block_coupling(result.coupling, "a plot"), along))
+        pale = scale.of(point_labels.carry_values(as_block_coupling(result.coupling, "a plot"), along))
     _draw(ax, right, pale, np.setdiff1d(layout.subset(k, MOST), end))
     if len(start):
         _scatter(ax, target[end], rgba[start], END, zorder=3)
@@ -153,7 +153,7 @@ def transfer(result: GWResult, values: Any, X: Any = None, Y: Any = None, *, ax:
     result = canvas.check_result(result)
     given = _read(values, result.shape[0])
     source, target, ax = _make_layouts(result, X, Y, ax)
-    moved = point_labels.carried(as_block_coupling(result.coupling, "a plot"), given)
+    moved = point_labels.carry_values(as_block_coupling(result.coupling, "a plot"), given)
     scale = colours.scale(given)
     for space, found in ((source, given), (target, moved)):
         _draw(ax, space, scale.of(found), layout.subset(len(space.points), MOST))
@@ -194,12 +194,12 @@ def confidence(result: GWResult, X: Any = None, *, kind: str = "entropy", ax: Ax
             "kind must be 'entropy' or 'margin' for a result without a search, which knows no other basin to be stable "
             "against, got 'stability'; align without init"
         )
-    found = layout.side(result, 0, X)
+    found = layout.make_layout(result, 0, X)
     ax = canvas.axes(ax, ONE, found.points.shape[1] == 3)
     some = layout.subset(len(found.points), MOST)
     sure = confidence_values(result.confidence(some), kind)
     held = Numbers(np.exp(sure) if kind == "entropy" else sure)
-    known = held.values[held.known]
+    known = held.values[held.present]
     wide = kind == "entropy" and len(known) > 0 and bool(known.max() > WIDE * known.min())
     scale = colours.scale(held, log=wide, limits=None if kind == "entropy" else (0.0, 1.0))
     points = _normalise_size(found.points, 3 if canvas.is_solid(ax) else 2)
@@ -248,7 +248,7 @@ def modes(
         raise ValueError(
             f"mode must be of this result, whose plan is {result.shape}, got one of {chosen.hessian.respond.plan.shape}"
         )
-    target = layout.side(result, 1, Y)
+    target = layout.make_layout(result, 1, Y)
     ax = canvas.axes(ax, ONE, target.points.shape[1] == 3)
     points = _normalise_size(target.points, 3 if canvas.is_solid(ax) else 2)
     rows = result.coupling.marginal(1).double()
@@ -284,14 +284,14 @@ def _draw_arrows(ax: Any, start: Array, way: Array) -> None:
 
 def _read(given: Any, n: int) -> Numbers | Labels:
     held = point_labels.read("values", given, n, "N")
-    if not held.known.any():
+    if not held.present.any():
         raise ValueError(f"values must be known for at least one point, got {n} that are all missing")
     return held
 
 
 def _make_layouts(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Layout, Layout, Any]:
     """The two clouds as they are drawn, and the Axes."""
-    x, y = layout.both(result, X, Y)
+    x, y = layout.make_layouts(result, X, Y)
     solid = max(x.points.shape[1], y.points.shape[1]) == 3
     ax = canvas.axes(ax, TWO, solid)
     source, target = _side_by_side(x.points, y.points, canvas.is_solid(ax))
@@ -299,7 +299,7 @@ def _make_layouts(result: GWResult, X: Any, Y: Any, ax: Any) -> tuple[Layout, La
 
 
 def _any_missing(held: Numbers | Labels) -> bool:
-    return isinstance(held, Labels) and not held.known.all()
+    return isinstance(held, Labels) and not held.present.all()
 
 
 def _lines(result: GWResult, along: Numbers | Labels, count: int) -> tuple[Array, Array, Array]:

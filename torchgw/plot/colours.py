@@ -45,9 +45,9 @@ class Scale:
         grey = to_rgba_array(GREY)[0]
         if isinstance(values, Labels):
             assert self.colours is not None
-            return np.where(values.known[:, None], self.colours[values.codes], grey)
+            return np.where(values.present[:, None], self.colours[values.codes], grey)
         assert self.mappable is not None
-        return np.where(values.known[:, None], self.mappable.to_rgba(np.ma.masked_invalid(values.values)), grey)
+        return np.where(values.present[:, None], self.mappable.to_rgba(np.ma.masked_invalid(values.values)), grey)
 
     def explain(self, ax: Any, label: str = "", missing: bool = False) -> None:
         """A colour bar or a legend of at most 12 entries beside the axes."""
@@ -63,7 +63,7 @@ def scale(values: Numbers | Labels, log: bool = False, limits: tuple[float, floa
     """The scale on which these values are all told apart."""
     if isinstance(values, Labels):
         return Scale(palette(len(values.names)), values.names, None)
-    known = values.values[values.known]
+    known = values.values[values.present]
     low, high = limits or ((float(known.min()), float(known.max())) if len(known) else (0.0, 1.0))
     norm: Any = LogNorm(low, high) if log else Normalize(low, high)
     return Scale(None, None, ScalarMappable(norm, NUMBERS))

@@ -119,7 +119,7 @@ def _sides(result: GWResult, rows: Any, columns: Any, bins: int) -> tuple[Groups
                 f"numbers to sort by; rows=np.arange({result.shape[0]}.0) is the order of the points"
             )
         sorted_rows = _sort_into_cells(
-            layout.principal(layout.side(result, 0).points, 1)[:, 0], bins, "along its longest direction", False
+            layout.principal(layout.make_layout(result, 0).points, 1)[:, 0], bins, "along its longest direction", False
         )
         return sorted_rows, _following(result, sorted_rows, bins, 0)
     if rows is None:

@@ -64,7 +64,7 @@ def most_frequent(labels: Labels) -> Labels:
     """The labels, of more than `MOST` those that most points have, with all others as one more."""
     if len(labels.names) <= MOST:
         return labels
-    counts = np.bincount(labels.codes[labels.known], minlength=len(labels.names))
+    counts = np.bincount(labels.codes[labels.present], minlength=len(labels.names))
     kept = np.sort(np.argsort(-counts, kind="stable")[:MOST])
     place = np.full(len(labels.names) + 1, MOST)
     place[kept], place[-1] = np.arange(MOST), -1

@@ -33,7 +33,7 @@ def contents(result: ReportInput, X: Any = None, Y: Any = None, labels: Any = No
     matches of each, and those in `N_OTHERS` other basins, are kept with their coordinates, whether drawn or not.
     """
     coupling = as_block_coupling(result.coupling, "a report")
-    drawn = layout.both(result, X, Y)
+    drawn = layout.make_layouts(result, X, Y)
     places = [side.points for side in drawn]
     chosen = tuple(layout.subset(n, N_DRAWN) for n in result.shape)
     found = tuple(matches_of(coupling, torch.from_numpy(chosen[at]), 1 - at, N_MATCHES) for at in (0, 1))

@@ -12,10 +12,10 @@ from torchgw.diagnostics.status import History
 from torchgw.diagnostics.verdict import Judged, Verdict
 from torchgw.options import GWOptions
 from torchgw.types import Coupling
-from torchgw.views.layout import Placed
+from torchgw.views.layout import LayoutSource
 
 
-class ReportInput(Judged, Placed, Protocol):
+class ReportInput(Judged, LayoutSource, Protocol):
     """A solved plan with the evidence that comes with it; each member as `torchgw.GWResult` says."""
 
     @property

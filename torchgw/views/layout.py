@@ -56,7 +56,7 @@ class Layout:
     faces: Array = field(default_factory=lambda: np.empty((0, 3), dtype=np.int64))
 
 
-class Placed(Protocol):
+class LayoutSource(Protocol):
     """What a layout asks of a result."""
 
     @property
@@ -69,19 +69,19 @@ class Placed(Protocol):
     def known(self) -> tuple[KnownPoints, KnownPoints] | None: ...
 
 
-def both(result: Placed, X: Any = None, Y: Any = None) -> tuple[Layout, Layout]:
+def make_layouts(result: LayoutSource, X: Any = None, Y: Any = None) -> tuple[Layout, Layout]:
     """The layouts of source and target of a result; a target graph is placed near the nodes that it is matched with.
 
     Raises
     ------
     ValueError, TypeError
-        As `side` does.
+        As `make_layout` does.
     """
-    source = side(result, 0, X)
-    return source, side(result, 1, Y, source.points)
+    source = make_layout(result, 0, X)
+    return source, make_layout(result, 1, Y, source.points)
 
 
-def side(result: Placed, which: int, given: Any = None, other: Array | None = None) -> Layout:
+def make_layout(result: LayoutSource, which: int, given: Any = None, other: Array | None = None) -> Layout:
     """The layout of the source (``which`` 0) or the target (1).
 
     Parameters
@@ -99,7 +99,7 @@ def side(result: Placed, which: int, given: Any = None, other: Array | None = No
         For points whose number is not that of the result, and without points for a result that was read from a file.
     """
     name = "XY"[which]
-    found = _aligned(result, which) if given is None else _read(name, given)
+    found = _layout_of_input(result, which) if given is None else _read(name, given)
     size, expected = found.shape[0] if is_graph(found) else len(found.points), result.shape[which]
     if size != expected:
         raise ValueError(f"{name} must have {expected} points, as the result has, got {size}")
@@ -112,7 +112,7 @@ def side(result: Placed, which: int, given: Any = None, other: Array | None = No
     return Layout(of_graph(found, start), "a layout of its graph", edges_of(found))
 
 
-def _aligned(result: Placed, which: int) -> Any:
+def _layout_of_input(result: LayoutSource, which: int) -> Any:
     """The layout of what was aligned, or its graph (N, N)."""
     name = "XY"[which]
     if result.known is None:
@@ -201,10 +201,10 @@ def subset(n: int, most: int) -> Array:
 def of_distances(space: DistanceProvider) -> Array:
     """Two coordinates (N, 2) whose distances resemble those of the space; O(N L) for L = 200 landmarks."""
     chosen = torch.from_numpy(subset(space.size, N_LANDMARKS))
-    return _scaled(space.rows(chosen).double().cpu(), chosen)
+    return _classical_scaling(space.rows(chosen).double().cpu(), chosen)
 
 
-def _scaled(rows: Tensor, chosen: Tensor) -> Array:
+def _classical_scaling(rows: Tensor, chosen: Tensor) -> Array:
     """Two coordinates (N, 2) by classical scaling of distances (L, N) from the points ``chosen`` (L,)."""
     squared = rows.square()
     between = squared[:, chosen]
@@ -240,7 +240,7 @@ def of_graph(graph: Any, start: Array | None = None) -> Array:
         return np.zeros((n, 2))
     if start is None:
         landmarks = subset(n, N_LANDMARKS)
-        start = _scaled(torch.from_numpy(_paths(graph, landmarks)), torch.from_numpy(landmarks))
+        start = _classical_scaling(torch.from_numpy(_paths(graph, landmarks)), torch.from_numpy(landmarks))
     inverse = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
     known = np.isfinite(start)
     middle = np.array(

@@ -36,7 +36,7 @@ class Numbers:
     values: Array
 
     @property
-    def known(self) -> Array:
+    def present(self) -> Array:
         """Which points have one (n,)."""
         return np.isfinite(self.values)
 
@@ -55,7 +55,7 @@ class Labels:
     names: tuple[str, ...]
 
     @property
-    def known(self) -> Array:
+    def present(self) -> Array:
         """Which points have one (n,)."""
         found: Array = self.codes >= 0
         return found
@@ -78,7 +78,7 @@ def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Nu
     if categories is not None:
         return _labels(array.astype(object), list(categories))
     if array.dtype.kind == "O":
-        array = _unboxed(array)
+        array = _unbox(array)
     if array.dtype.kind in "iu" and len(np.unique(array)) > FEW:
         array = array.astype(np.float64)
     if array.dtype.kind == "f":
@@ -92,7 +92,7 @@ def read(name: str, given: Any, n: int, letter: str, finite: bool = False) -> Nu
     return _labels(array.astype(object), None)
 
 
-def carried(coupling: BlockCoupling, given: Numbers | Labels) -> Numbers | Labels:
+def carry_values(coupling: BlockCoupling, given: Numbers | Labels) -> Numbers | Labels:
     """What the target points (K,) get of values on the source points (N,); missing where no known value's mass goes.
 
     O(N K) time for numbers, for labels times their number; never N x K memory.
@@ -119,7 +119,7 @@ def _array(given: Any) -> Array:
     return validate.as_numpy(given)
 
 
-def _unboxed(array: Array) -> Array:
+def _unbox(array: Array) -> Array:
     """Numbers that lie in an array of objects, the missing ones NaN; other objects as they are."""
     present = [value for value in array if not validate.is_missing(value)]
     if not present or any(isinstance(value, bool) or not isinstance(value, Real) for value in present):
