@@ -78,7 +78,7 @@ def smallest(A: Operator, null: Array, count: int, start: Start, tol: float, max
     n, block = len(null), max(BLOCK, count + GUARD)
     if n <= max(DENSE, RANK * block):
         return dense(A, null, count)
-    return iterated(A, null, count, start(n, block), tol, max_iter)
+    return iterate_blocks(A, null, count, start(n, block), tol, max_iter)
 
 
 def dense(A: Operator, null: Array, count: int) -> Eigenpairs:
@@ -92,11 +92,11 @@ def dense(A: Operator, null: Array, count: int) -> Eigenpairs:
     return Eigenpairs(values, vectors, relative(left, values), 1, "dense")
 
 
-def iterated(A: Operator, null: Array, count: int, block: Array, tol: float, max_iter: int) -> Eigenpairs:
+def iterate_blocks(A: Operator, null: Array, count: int, block: Array, tol: float, max_iter: int) -> Eigenpairs:
     """The same from a random ``block`` (n, b), n > 5 b and b >= count, by rounds of LOBPCG."""
     used = 0
 
-    def counted(V: Array) -> Array:
+    def multiply(V: Array) -> Array:
         nonlocal used
         used += 1
         return A(V)
@@ -106,12 +106,12 @@ def iterated(A: Operator, null: Array, count: int, block: Array, tol: float, max
     worst: list[float] = []
     while max_iter - used >= LEAST:
         length = min(ROUND * max(1, len(sums)), max_iter - used - LEAST)
-        every, block, norms = one_round(counted, null, block, tol * low, length)
+        every, block, norms = one_round(multiply, null, block, tol * low, length)
         values, residuals = every[:count], relative(norms[:count], every[:count])
         low = max(RESOLVED, float(values[0]))
         sums.append(float(values.sum()))
         worst.append(float(residuals.max()))
-        if worst[-1] <= tol or stalled(sums, worst):
+        if worst[-1] <= tol or has_reached_rounding(sums, worst):
             break
     return Eigenpairs(values, block[:, :count].copy(), residuals, used, "lobpcg")
 
@@ -139,7 +139,7 @@ def one_round(A: Operator, null: Array, block: Array, tol: float, length: int) -
     return values, vectors, norms[-1]
 
 
-def stalled(sums: list[float], worst: list[float]) -> bool:
+def has_reached_rounding(sums: list[float], worst: list[float]) -> bool:
     """Whether neither values nor residuals have fallen of late: what is left is the rounding of A."""
     if len(sums) <= PATIENCE:
         return False

@@ -75,7 +75,7 @@ class JointGraph:
         for plan in plans:
             masses[plan.i] += plan.masses[0]
             masses[plan.j] += plan.masses[1]
-        self.kept = self._joined([components(W) for W in weights], np.concatenate(masses), anchor)
+        self.kept = self._find_component([components(W) for W in weights], np.concatenate(masses), anchor)
         self.weights = [W / max(W[kept].sum(), TINY) for W, kept in zip(weights, self.parts(self.kept), strict=True)]
         degrees = [np.asarray(W.sum(1)).ravel() + mass for W, mass in zip(self.weights, masses, strict=True)]
         self.root = np.sqrt(np.concatenate(degrees)[self.kept])
@@ -85,7 +85,7 @@ class JointGraph:
         """Values on all points, space by space."""
         return np.split(values, self.offsets[1:-1])
 
-    def carried(self, V: Array) -> list[Array]:
+    def apply_plans(self, V: Array) -> list[Array]:
         """All plans applied to V (sum N_i, b), in both directions."""
         parts = self.parts(V)
         found = [np.zeros_like(part) for part in parts]
@@ -98,7 +98,7 @@ class JointGraph:
         """V - D^-1/2 W D^-1/2 V on the kept points, W being the graphs and the plans."""
         root = self.root[:, None]
         smooth = self._everywhere(V / root, 0.0)
-        found = self.carried(smooth)
+        found = self.apply_plans(smooth)
         for W, part, out in zip(self.weights, self.parts(smooth), found, strict=True):
             out += W @ part
         smoothed: Array = np.concatenate(found)[self.kept] / root
@@ -113,7 +113,7 @@ class JointGraph:
         found[self.kept] = values
         return found
 
-    def _joined(self, parts: list[tuple[int, Array]], mass: Array, anchor: int) -> Array:
+    def _find_component(self, parts: list[tuple[int, Array]], mass: Array, anchor: int) -> Array:
         """Which points edges and plans join with the part of the anchor's graph that has most mass, (sum N_i,) bool.
 
         A part of a graph is joined where more than `READ` of its mass, the precision to which plans are read, goes to
@@ -132,7 +132,7 @@ class JointGraph:
         new[own[sums[own].argmax()]] = True
         while (new & ~joined).any():
             joined |= new
-            received = np.concatenate(self.carried(joined[part, None].astype(np.float64)))[:, 0]
+            received = np.concatenate(self.apply_plans(joined[part, None].astype(np.float64)))[:, 0]
             new = np.bincount(part, received) > READ * sums
         kept: Array = joined[part]
         return kept

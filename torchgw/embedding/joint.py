@@ -170,8 +170,8 @@ def joint_embedding(
 
     found = smallest(joint.laplacian, joint.null, count, start, tol, max_iter)
     logger.info("joint embedding: %s, %d applications of each plan", found.solver, found.n_iter)
-    _warn_unless_converged(found, tol, max_iter)
-    coordinates = _signed(joint.coordinates(found.vectors), joint.offsets[anchor : anchor + 2])
+    _warn_of_residuals(found, tol, max_iter)
+    coordinates = _fix_signs(joint.coordinates(found.vectors), joint.offsets[anchor : anchor + 2])
     return JointEmbedding(
         coordinates=tuple(_like(part, space) for part, space in zip(joint.parts(coordinates), spaces, strict=True)),
         eigenvalues=found.values,
@@ -258,7 +258,7 @@ def _plan(name: str, i: int, j: int, result: Any, spaces: list[Any], weight: flo
             f"{name} must be a result of gw_align or a coupling, got {kind}; a matrix goes as DenseCoupling"
         )
     got, wanted = tuple(coupling.shape), (spaces[i].shape[0], spaces[j].shape[0])
-    turned = _is_turned(getattr(result, "known", None), spaces[i], spaces[j])
+    turned = _has_reversed_spaces(getattr(result, "known", None), spaces[i], spaces[j])
     if got != wanted or turned:
         fix = f"give gw_align(spaces[{i}], spaces[{j}])"
         if got == wanted[::-1]:
@@ -270,14 +270,14 @@ def _plan(name: str, i: int, j: int, result: Any, spaces: list[Any], weight: flo
     return plan_between(i, j, coupling, weight, name)
 
 
-def _is_turned(known: Any, row: Any, column: Any) -> bool:
+def _has_reversed_spaces(known: Any, row: Any, column: Any) -> bool:
     """Whether a result remembers points of both spaces, in reverse order: shapes do not tell where sizes agree."""
     if known is None or any(side.points is None for side in known) or np.array_equal(known[0].points, row):
         return False
     return np.array_equal(known[0].points, column) and np.array_equal(known[1].points, row)
 
 
-def _warn_unless_converged(found: Eigenpairs, tol: float, max_iter: int) -> None:
+def _warn_of_residuals(found: Eigenpairs, tol: float, max_iter: int) -> None:
     if (found.residuals > tol).any():
         spent = found.n_iter > max_iter - LEAST
         limit = "raise max_iter" if spent else "plans are not read more precisely, so raise tol"
@@ -288,7 +288,7 @@ def _warn_unless_converged(found: Eigenpairs, tol: float, max_iter: int) -> None
         )
 
 
-def _signed(coordinates: Array, anchor: Array) -> Array:
+def _fix_signs(coordinates: Array, anchor: Array) -> Array:
     """The largest entry of each component in the anchor's rows positive; among nearly equal ones the first."""
     size = np.nan_to_num(np.abs(own := coordinates[anchor[0] : anchor[1]]))
     first = (size >= (1 - TIE) * size.max(0)).argmax(0)
