@@ -47,7 +47,7 @@ def opened(path: Path) -> Store:
 
 def content(path: Path) -> list[str]:
     with opened(path) as store:
-        return [repr(pair) for pair in store.finished(EVERY)]
+        return [repr(pair) for pair in store.read_pairs(EVERY)]
 
 
 @pytest.fixture(scope="module")

@@ -156,13 +156,13 @@ def gw_pairwise(
     with (
         nullcontext()
         if store is None
-        else _opened(store, inputs, tol, keep, options, where, seed, random_state) as kept
+        else _open_store(store, inputs, tol, keep, options, where, seed, random_state) as kept
     ):
         if kept is not None:
             seed, inputs = kept.seed, inputs.in_unit(kept.unit)
         collected = _Collected(inputs, shape, keep == "matchings", callback, began)
         if kept is not None:
-            collected.take(kept.finished(collected.place), stored=True)
+            collected.take(kept.read_pairs(collected.place), stored=True)
         missing = [pair for pair in collected.place if pair not in collected.done]
         watch = collected.watch
         maker = Tasks(inputs, tol, where, keep == "matchings", options, seed)
@@ -185,7 +185,7 @@ def _all_pairs(n: int, k: int | None) -> Iterator[Pair]:
     return ((i, j) for i in range(n) for j in (range(i + 1, n) if k is None else range(n, n + k)))
 
 
-def _opened(
+def _open_store(
     path: str | PathLike[str],
     inputs: Inputs,
     tol: float,

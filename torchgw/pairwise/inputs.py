@@ -61,7 +61,7 @@ class Inputs:
         """Whether a space is aligned by `gw_align`, pair by pair."""
         return self.sizes[i] > LARGEST
 
-    def scaled(self, i: int) -> Array:
+    def distances_over_divisor(self, i: int) -> Array:
         """The distances of a space over its divisor."""
         found: Array = self.distances[i] / self.scales[i]
         return found
@@ -104,7 +104,7 @@ def read_spaces(
         raise ValueError(f"options.spaces.scale must be None here, got {options.spaces.scale!r}; use scale=")
     owners = [name for name, each in zip(lists, given, strict=True) for _ in each]
     names = [f"{owner}[{key!r}]" for owner, key in zip(owners, keys, strict=True)]
-    checked = [_checked(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
+    checked = [_check_space(each, space, distances, options) for each, space in zip(names, entries, strict=True)]
     if isinstance(masses, Mapping):
         other = next((name for name in masses if name not in keys), None)
         if other is not None:
@@ -176,7 +176,7 @@ def names_of(spaces: object) -> tuple[Any, ...] | None:
     return tuple(spaces) if isinstance(spaces, Mapping) else None
 
 
-def _checked(name: str, space: Any, distances: str, options: GWOptions) -> InputSpace:
+def _check_space(name: str, space: Any, distances: str, options: GWOptions) -> InputSpace:
     """The validated space and the kind of its distances."""
     checked = check_space(name, space, distances, options.spaces)
     warn_of_adjacencies(checked, asked=(distances,))
@@ -208,10 +208,10 @@ def _matrices(entries: list[Any], checked: list[InputSpace], masses: list[Array]
     if lost := [text for text in found if text]:
         more = f" (and so for {len(lost) - 1} other spaces)" if len(lost) > 1 else ""
         warn_caller(lost[0] + more, PrecisionWarning)
-    return [_named(space, provider) for space, provider in zip(checked, made, strict=True)]
+    return [_read_distances(space, provider) for space, provider in zip(checked, made, strict=True)]
 
 
-def _named(space: InputSpace, made: DistanceProvider) -> Array:
+def _read_distances(space: InputSpace, made: DistanceProvider) -> Array:
     """The distances of a space; errors of the user's own provider say which it is."""
     try:
         return _raw(made)

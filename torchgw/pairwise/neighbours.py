@@ -111,12 +111,12 @@ def gw_neighbours(
     k = validate.integer("n_neighbours", n_neighbours, least=1, most=n - 1)
     asked = _places(queries, n)
     inputs = read_spaces(spaces, masses, distances, scale, options)
-    made = [signature(inputs.scaled(i), mass[mass > 0]) for i, mass in enumerate(inputs.masses)]
+    made = [signature(inputs.distances_over_divisor(i), mass[mass > 0]) for i, mass in enumerate(inputs.masses)]
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
     status: list[PairStatus] = []
     maker = Tasks(inputs, tol, where, False, options, seed)
-    while wanted := _wanted(asked, bounds, values, k):
+    while wanted := _choose_pairs(asked, bounds, values, k):
         with closing(outcomes(maker.tasks(wanted), n_jobs)) as results:
             for solved in results:
                 values.update({each.pair: each.value for each in solved})
@@ -150,7 +150,7 @@ def _nearest(i: int, n: int, values: dict[Pair, float]) -> list[tuple[float, int
     return sorted(found, key=lambda each: (np.isnan(each[0]), each))
 
 
-def _wanted(asked: list[int], bounds: Array, values: dict[Pair, float], k: int) -> list[Pair]:
+def _choose_pairs(asked: list[int], bounds: Array, values: dict[Pair, float], k: int) -> list[Pair]:
     """The next pairs of every query, in the order of their bounds; none where no bound is below the k-th value."""
     found: dict[Pair, None] = {}
     n = bounds.shape[1]

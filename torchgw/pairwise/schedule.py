@@ -92,7 +92,9 @@ class Tasks:
     def _space(self, i: int) -> PreparedSpace:
         seed = self.seed % 2**32
         inputs = self.inputs
-        return prepare(inputs.scaled(i), inputs.masses[i], seed, inputs.large(i), metric=inputs.metric[i])
+        return prepare(
+            inputs.distances_over_divisor(i), inputs.masses[i], seed, inputs.large(i), metric=inputs.metric[i]
+        )
 
 
 def one_thread_each(workers: int) -> ThreadPoolExecutor:
@@ -104,7 +106,7 @@ def outcomes(
     tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool] = lambda: False
 ) -> Generator[list[SolvedPair], None, None]:
     """Results of tasks as they come, in no order. Once ``stopped``, or closed, nothing begins any more."""
-    if n_jobs is not None or _joblib_is_asked():
+    if n_jobs is not None or _uses_joblib():
         yield from _by_joblib(tasks, n_jobs, stopped)
         return
     yield from _in_threads([task for task in tasks if not task.large], stopped)
@@ -132,7 +134,7 @@ def _in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[
         pool.shutdown(cancel_futures=True)
 
 
-def _joblib_is_asked() -> bool:
+def _uses_joblib() -> bool:
     """Whether the caller is within a `joblib.parallel_config` that names a backend or a number of jobs."""
     if "joblib" not in sys.modules:
         return False

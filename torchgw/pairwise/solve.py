@@ -63,13 +63,17 @@ def solve_task(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[
     turned = [x.rank < y.rank for x, y in sides]
     sides = [(y, x) if turn else (x, y) for (x, y), turn in zip(sides, turned, strict=True)]
     found = (
-        [_aligned(x, y, task, stopped) for x, y in sides] if task.large else solve_batch(sides, task.tol, task.device)
+        [_align_large(x, y, task, stopped) for x, y in sides]
+        if task.large
+        else solve_batch(sides, task.tol, task.device)
     )
     every = zip(task.pairs, sides, turned, found, strict=True)
-    return [_solved(pair, *both, turn, plan, task) for pair, both, turn, plan in every]
+    return [_make_solved_pair(pair, *both, turn, plan, task) for pair, both, turn, plan in every]
 
 
-def _solved(pair: Pair, x: PreparedSpace, y: PreparedSpace, turned: bool, found: PairPlan, task: Task) -> SolvedPair:
+def _make_solved_pair(
+    pair: Pair, x: PreparedSpace, y: PreparedSpace, turned: bool, found: PairPlan, task: Task
+) -> SolvedPair:
     finite = np.isfinite(found.value) and np.isfinite(found.gap)
     status = PairStatus.FAILED if not finite else PairStatus.SETTLED if found.gap <= task.tol else PairStatus.UNSETTLED
     matching = None
@@ -86,7 +90,7 @@ def _strongest(plan: Tensor, x: PreparedSpace, y: PreparedSpace) -> Array:
     return found
 
 
-def _aligned(x: PreparedSpace, y: PreparedSpace, task: Task, stopped: Callable[[], bool]) -> PairPlan:
+def _align_large(x: PreparedSpace, y: PreparedSpace, task: Task, stopped: Callable[[], bool]) -> PairPlan:
     """Two large spaces by `gw_align` without entropy, in their own units."""
     unit = float(max(np.abs(side.distances).max() for side in (x, y))) or 1.0
     providers: list[DistanceProvider] = [

@@ -87,13 +87,13 @@ class Store:
                 # Locks are taken with the first write and kept until the connection is closed.
                 self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 self.connection.execute("BEGIN EXCLUSIVE")
-                self.seed, self.unit = self._begun(fingerprint, seed, unit, insists)
+                self.seed, self.unit = self._begin(fingerprint, seed, unit, insists)
                 self.connection.execute("COMMIT")
         except BaseException:
             self.connection.close()
             raise
 
-    def _begun(self, fingerprint: Mapping[str, str], seed: int, unit: float, insists: bool) -> tuple[int, float]:
+    def _begin(self, fingerprint: Mapping[str, str], seed: int, unit: float, insists: bool) -> tuple[int, float]:
         """Make the tables, or see that they are those of this call; the seed and unit that they were made with."""
         run = self.connection.execute
         tables = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -117,11 +117,11 @@ class Store:
             )
         (wrong,) = run("PRAGMA integrity_check(1)").fetchone()
         if wrong != "ok":
-            raise self._damaged(wrong.splitlines()[-1])
+            raise self._damage_error(wrong.splitlines()[-1])
         header = dict(run("SELECT name, content FROM header").fetchall())
         self.key = _checksum(b"", *(header.get(name) for name in HEADER))
         if header.get("checksum") != self.key.hex():
-            raise self._damaged("its header is not as it was written")
+            raise self._damage_error("its header is not as it was written")
         before, kept = json.loads(header["fingerprint"]), int(header["seed"])
         other = sorted(name for name in {*before, *fingerprint} if before.get(name) != fingerprint.get(name))
         other += ["random_state"] if insists and kept != seed else []
@@ -145,21 +145,21 @@ class Store:
                 raise OSError(f"store {self.path} cannot be read or written: {error}; {hint}") from None
             raise ValueError(f"store {self.path} cannot be used: {error}; give another path") from None
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
-    def _damaged(self, what: str) -> ValueError:
+    def _damage_error(self, what: str) -> ValueError:
         return ValueError(
             f"store {self.path} is not a file of pairs, or is damaged: {what}; put a copy in its place, delete it, or "
             f"give another path"
         )
 
-    def finished(self, wanted: Iterable[Pair]) -> list[SolvedPair]:
+    def read_pairs(self, wanted: Iterable[Pair]) -> list[SolvedPair]:
         """Those of the ``wanted`` pairs that are in the file, as they were written."""
         with self._understood():
             rows = self.connection.execute("SELECT * FROM pairs").fetchall()
         for *row, checksum in rows:
             if checksum != _checksum(self.key, *row):
-                raise self._damaged("a pair is not as it was written")
+                raise self._damage_error("a pair is not as it was written")
         kept = {(one, other): row for one, other, *row, _ in rows}
         keys = ((pair, *self._key(pair)) for pair in wanted)
         return [_read(pair, turned, kept[key]) for pair, key, turned in keys if key in kept]
