@@ -57,19 +57,19 @@ def representation(side: str, cells: Any, rep: str, limit: int) -> Array:
     """Coordinates of cells, dense. X is not touched unless it is asked for, and fits."""
     what = f"{side}.X" if rep == "X" else f"{side}.obsm[{rep!r}]"
     if rep != "X" and rep not in cells.obsm:
-        raise ValueError(f"use_rep must be 'X' or a key of {side}.obsm, got {rep!r} and keys {_listed(cells.obsm)}")
+        raise ValueError(f"use_rep must be 'X' or a key of {side}.obsm, got {rep!r} and keys {_quote_keys(cells.obsm)}")
     shape = (cells.n_obs, cells.n_vars) if rep == "X" else cells.obsm[rep].shape
     advice = "align a few principal components instead, as scanpy.pp.pca makes them, with use_rep='X_pca'"
     validate.memory(f"{what} as a dense array {shape}", 8 * int(np.prod(shape)), limit, advice)
     found = cells.X if rep == "X" else cells.obsm[rep]
     if found is None:
-        raise ValueError(f"{side} has no X; name a key of {side}.obsm as use_rep, got keys {_listed(cells.obsm)}")
+        raise ValueError(f"{side} has no X; name a key of {side}.obsm as use_rep, got keys {_quote_keys(cells.obsm)}")
     if rep == "X" and cells.isbacked:
         found = found.to_memory() if hasattr(found, "to_memory") else found[()]
     return validate.points(what, found.toarray() if hasattr(found, "toarray") else found)
 
 
-def encoded(name: str, b: Any, limit: int) -> tuple[Array, Any]:
+def encode_column(name: str, b: Any, limit: int) -> tuple[Array, Any]:
     """A column of ``b.obs`` as numbers that a plan can average, and its categories' dtype.
 
     Labels: (K, C), 1 where a cell has one. Numbers: (K, 2), the number and whether there is one, and no dtype.
@@ -78,7 +78,7 @@ def encoded(name: str, b: Any, limit: int) -> tuple[Array, Any]:
     from pandas.api import types
 
     if name not in b.obs:
-        raise ValueError(f"labels must be columns of b.obs, got {name!r} and columns {_listed(b.obs)}")
+        raise ValueError(f"labels must be columns of b.obs, got {name!r} and columns {_quote_keys(b.obs)}")
     column = b.obs[name]
     missing = column.isna().to_numpy()
     if missing.all():
@@ -100,8 +100,8 @@ def encoded(name: str, b: Any, limit: int) -> tuple[Array, Any]:
     return (column.cat.codes.to_numpy()[:, None] == np.arange(count)).astype(np.float64), column.dtype
 
 
-def decoded(name: str, carried: Array, categories: Any) -> dict[str, Any]:
-    """Columns for ``obs`` from averages of those of `encoded`: labels and their confidence, or numbers."""
+def decode_columns(name: str, carried: Array, categories: Any) -> dict[str, Any]:
+    """Columns for ``obs`` from averages of those of `encode_column`: labels and their confidence, or numbers."""
     from pandas import Categorical
 
     carried = np.nan_to_num(carried)
@@ -124,7 +124,7 @@ def matches(result: GWResult, has_mass: Array, reference: Any) -> Any:
     return Categorical.from_codes(codes, categories=reference[used])
 
 
-def _listed(keys: Any) -> str:
+def _quote_keys(keys: Any) -> str:
     """Some keys, for an error."""
     found = [str(key) for key in keys]
     return ", ".join(map(repr, found[:20])) + (", ..." if len(found) > 20 else "") if found else "none"

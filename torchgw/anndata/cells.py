@@ -22,7 +22,15 @@ import torch
 from torchgw import validate
 from torchgw._version import __version__
 from torchgw.align import gw_align
-from torchgw.anndata.annotated import check_cells, decoded, encoded, library, matches, representation, representations
+from torchgw.anndata.annotated import (
+    check_cells,
+    decode_columns,
+    encode_column,
+    library,
+    matches,
+    representation,
+    representations,
+)
 from torchgw.entry import OURS, entry
 from torchgw.options import GWOptions
 from torchgw.persist import guards
@@ -112,7 +120,7 @@ def align(
                 f"labels must be columns of b.obs, the reference, got {name!r}, which a has and b has not; the cells "
                 f"that get labels come first, those that have them second"
             )
-    told = [encoded(name, b, limit) for name in names]
+    told = [encode_column(name, b, limit) for name in names]
     _check_columns(key_added, {name: categories is not None for name, (_, categories) in zip(names, told, strict=True)})
     width = Y.shape[1] + sum(columns.shape[1] for columns, _ in told)
     advice = "carry fewer labels, or coordinates of fewer dimensions"
@@ -127,7 +135,7 @@ def align(
     a.obs[f"{key_added}_match"] = matches(result, ~np.isnan(place[:, 0]), b.obs_names)
     for name, (columns, categories) in zip(names, told, strict=True):
         own, shares = shares[:, : columns.shape[1]], shares[:, columns.shape[1] :]
-        for key, column in decoded(f"{key_added}_{name}", own, categories).items():
+        for key, column in decode_columns(f"{key_added}_{name}", own, categories).items():
             a.obs[key] = column
         _copy_colors(a, f"{key_added}_{name}", b, name, categories)
     a.uns[key_added] = _record(result, taken, names, keywords)
