@@ -18,7 +18,7 @@ import torch
 
 import torchgw
 from torchgw import GWOptions, GWResult, LowRankOptions, cli, epsilon_path, gw_align, gw_loss, gw_pairwise, resume
-from torchgw.cli.input import names_of_cells, read_named
+from torchgw.cli.input import names_of_cells, read_with_names
 from torchgw.distributed import save
 from torchgw.estimator import GromovWasserstein
 from torchgw.request.names import check_names
@@ -201,11 +201,14 @@ def written(path: Path, lines: list[str]) -> Path:
 @pytest.mark.parametrize("case", TABLES)
 def test_tables_name_points_by_a_column_of_texts_or_the_one_that_is_said(case: str, tmp_path: Path) -> None:
     lines, index, expected = TABLES[case]
-    points, names = read_named("X", written(tmp_path / "x.csv", lines), index=index)
+    points, names = read_with_names("X", written(tmp_path / "x.csv", lines), index=index)
     assert names == expected
     wanted = np.array(EVEN, dtype=float)[:, None] if case == "one column of numbers" else POINTS.round(4)
     np.testing.assert_array_equal(points, wanted)
-    assert read_named("X", written(tmp_path / "x.tsv", [s.replace(",", "\t") for s in lines]), index=index)[1] == names
+    assert (
+        read_with_names("X", written(tmp_path / "x.tsv", [s.replace(",", "\t") for s in lines]), index=index)[1]
+        == names
+    )
 
 
 BOTH_WAYS = r"--index-col {}` takes it for names of the points; leave it out .*, or rename it"
@@ -245,7 +248,7 @@ def test_tables_that_may_be_misread_are_refused(
     lines: list[str], index: str | None, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        read_named("X", written(tmp_path / "x.csv", lines), index=index)
+        read_with_names("X", written(tmp_path / "x.csv", lines), index=index)
 
 
 INDICES = ("", "id", "ID", " Index ", "Unnamed: 0", "gene_id", "cell-id", "Patient ID", "cellId", "donorID")
@@ -257,7 +260,7 @@ def test_edges_with_other_columns_are_no_points(header: str, tmp_path: Path) -> 
     row = ",".join("123456"[: header.count(",") + 1])
     path = written(tmp_path / "x.csv", [header, row, row])
     with pytest.raises(ValueError, match=r"must have the columns source, target and perhaps weight, got '[Ss]ource', "):
-        read_named("X", path)
+        read_with_names("X", path)
 
 
 @pytest.mark.parametrize("title", [*INDICES, *COORDINATES])
@@ -266,11 +269,11 @@ def test_titles_make_the_same_columns_indices_in_files_and_in_frames(title: str,
     path = tmp_path / "x.csv"
     frame.to_csv(path, index=False)
     if title in COORDINATES:
-        np.testing.assert_allclose(read_named("X", path)[0], POINTS)
+        np.testing.assert_allclose(read_with_names("X", path)[0], POINTS)
         assert gw_align(frame, POINTS, distances="euclidean", epsilon=0).value < 1e-9
         return
     with pytest.raises(ValueError, match=r"--index-col .* takes it for names of the points; leave it out"):
-        read_named("X", path)
+        read_with_names("X", path)
     with pytest.raises(
         ValueError, match=r"X .* like an index: set_index\(.*\) takes it for names of the points; leave"
     ):
@@ -460,7 +463,7 @@ EDGES: dict[str, tuple[list[str], bool, list[str] | None, list[tuple[int, int, f
 @pytest.mark.parametrize("case", EDGES)
 def test_lists_of_edges_are_graphs_with_named_nodes(case: str, tmp_path: Path) -> None:
     lines, said, nodes, edges = EDGES[case]
-    graph, names = read_named("X", written(tmp_path / "x.csv", lines), edges=said)
+    graph, names = read_with_names("X", written(tmp_path / "x.csv", lines), edges=said)
     expected = np.zeros(graph.shape)
     for i, j, weight in edges:
         expected[i, j] = expected[j, i] = weight
@@ -482,7 +485,7 @@ def test_lists_of_edges_are_graphs_with_named_nodes(case: str, tmp_path: Path) -
 )
 def test_lists_that_are_no_edges_are_refused(lines: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
-        read_named("X", written(tmp_path / "x.csv", lines), edges=True)
+        read_with_names("X", written(tmp_path / "x.csv", lines), edges=True)
 
 
 @pytest.mark.parametrize(
@@ -500,14 +503,14 @@ def test_a_first_line_that_may_be_a_header_of_edges_is_warned_of(
 ) -> None:
     with warnings.catch_warnings(record=True) as given:
         warnings.simplefilter("always")
-        read_named("X", written(tmp_path / "x.csv", lines), edges=True)
+        read_with_names("X", written(tmp_path / "x.csv", lines), edges=True)
     assert [str(each.message)[:44] for each in given] == ["no other edge has a node of line 1, 'gene, p"] * warned
 
 
 def test_files_in_another_encoding_say_so(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes("gene,x\né,1\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"it must be text in UTF-8, .*; save it as UTF-8"):
-        read_named("X", tmp_path / "x.csv")
+        read_with_names("X", tmp_path / "x.csv")
 
 
 def test_the_command_matches_the_nodes_of_two_lists_of_edges(

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from torchgw.cli.parser import COMMANDS, build_parser
-from torchgw.cli.ranks import among_ranks, launched
+from torchgw.cli.ranks import among_ranks, launch_ranks
 
 UNREAD = 141  # as of a program that SIGPIPE ends
 
@@ -35,7 +35,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if options.command is None:
         parser.error(f"name a command: {', '.join(COMMANDS)}; torchgw --help says what each does")
     if getattr(options, "nproc", None) is not None and not among_ranks():
-        return launched(sys.argv[1:] if arguments is None else arguments, options.nproc)
+        return launch_ranks(sys.argv[1:] if arguments is None else arguments, options.nproc)
     from torchgw.cli.run import run  # late: with it comes torch, which takes a second
 
     code = run(options)

@@ -21,13 +21,13 @@ from torchgw.cli.input import (
     WITHOUT_INDEX,
     Named,
     as_number,
-    mapped,
+    map_array,
     names_of_cells,
-    read_named,
     read_space,
     read_table,
+    read_with_names,
 )
-from torchgw.cli.output import as_cell, check_output, described, write_matching, write_whole
+from torchgw.cli.output import as_cell, check_output, describe_result, write_matching, write_whole
 from torchgw.cli.ranks import among_ranks, is_first
 from torchgw.diagnostics.status import Status
 from torchgw.diagnostics.verdict import Verdict
@@ -94,7 +94,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.report and not all(side is None or isinstance(side, np.ndarray) for side in drawn):
         raise ValueError("--report by several processes is for points, got a graph; leave out --report or --nproc")
     with _solvers(arguments) as (solve, _):
-        result = _followed("align", files, partial(solve, source, target, **keywords))
+        result = _follow("align", files, partial(solve, source, target, **keywords))
     if not is_first():
         return {}
     return write_result(result, arguments.output, arguments.report, drawn, arguments.points)
@@ -111,7 +111,7 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     _check_points(arguments, among_ranks() or begun_by_ranks(arguments.checkpoint))
     with _solvers(arguments) as (_, go_on):
-        result = _followed("resume", None, partial(go_on, arguments.checkpoint))
+        result = _follow("resume", None, partial(go_on, arguments.checkpoint))
     if not is_first():
         return {}
     return write_result(result, arguments.output, arguments.report, points=arguments.points)
@@ -193,8 +193,8 @@ def space_of(name: str, path: Path, limit: int, index: str | None = None, edges:
     """The points, distances or graph in a file, and names of the points; a table whose first column counts its rows is
     warned of."""
     if among_ranks() and path.suffix == ".npy":
-        return mapped(name, path), None
-    found, names = read_named(name, path, limit, index=index, edges=edges)
+        return map_array(name, path), None
+    found, names = read_with_names(name, path, limit, index=index, edges=edges)
     if path.suffix == ".h5ad":
         return found, names_of_cells(name, path, limit)
     if (
@@ -220,7 +220,7 @@ def features_of(paths: Sequence[Path], limit: int, names: Names = (None, None)) 
     Rows that have names go to the points that have them, where these do."""
     found = list[Any]()
     for path, points in zip(paths, names, strict=True):
-        side, rows = read_named("--features", path, limit, column=True)
+        side, rows = read_with_names("--features", path, limit, column=True)
         if points is not None and rows is not None:
             place = {name: i for i, name in enumerate(rows)}
             others = sorted(set(points) ^ place.keys())
@@ -317,14 +317,14 @@ def write_result(
                 warn_caller(f"{path} has no points, so `torchgw apply` cannot read it: {error}", TorchGWWarning)
     else:
         write_whole(lambda aside: write_matching(result, aside), path)
-    return ended(result, path, page, drawn=drawn)
+    return report_result(result, path, page, drawn=drawn)
 
 
-def ended(
+def report_result(
     result: GWResult, path: Path, page: Path | None, labels: Any = None, drawn: tuple[Any, Any] = (None, None)
 ) -> dict[str, Any]:
     """Describe a result that was written, on a page too if asked; raises where the solve was interrupted."""
-    found = described(result, path)
+    found = describe_result(result, path)
     if page is not None:
         result.report(page, *drawn, labels=labels)
         found["report"] = str(page)
@@ -389,16 +389,16 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
         names = source.obs_names.tolist(), target.obs_names.tolist()
         told = beside(arguments, keywords["options"].max_memory, names)
         solve = partial(anndata.align, source, target, **more, **keywords, **told)
-        result = _followed("align", (arguments.source, arguments.target), solve)
+        result = _follow("align", (arguments.source, arguments.target), solve)
         write_whole(lambda aside: anndata.write(source, aside), arguments.output)
     finally:
         source.file.close()
         target.file.close()
     carried = source.obs[f"torchgw_{arguments.labels[0]}"] if arguments.labels else None
-    return ended(result, arguments.output, arguments.report, carried)
+    return report_result(result, arguments.output, arguments.report, carried)
 
 
-def _followed(label: str, files: tuple[Path, Path] | None, solve: Callable[..., GWResult]) -> GWResult:
+def _follow(label: str, files: tuple[Path, Path] | None, solve: Callable[..., GWResult]) -> GWResult:
     """Solve under a progress bar; warnings come after it, also before an error, and errors name the files."""
     given: list[warnings.WarningMessage] = []
     try:

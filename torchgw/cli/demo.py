@@ -59,7 +59,7 @@ class Run:
         )
 
 
-def aligned(n: int, k: int, provider: str, device: str | None) -> Run:
+def run_alignment(n: int, k: int, provider: str, device: str | None) -> Run:
     """Align n spiral points with k points of the roll under a progress bar; Ctrl-C ends the demo."""
     from scipy.stats import spearmanr
 
@@ -102,7 +102,7 @@ def picture(run: Run) -> Any:
 def run_demo(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """Solve, print the table, draw the picture of the largest run."""
     check_output(arguments.output, ".png")
-    runs = [aligned(*case, arguments.device) for case in RUNS]
+    runs = [run_alignment(*case, arguments.device) for case in RUNS]
     if not arguments.json:
         print(table(runs), flush=True)
     figure = picture(max(runs, key=lambda run: run.result.shape[0]))

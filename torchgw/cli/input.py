@@ -40,11 +40,11 @@ PARTS = {
 
 
 def read_space(name: str, path: Path, max_memory: int | None = None, *, column: bool = False) -> Any:
-    """The points, distance matrix or graph of `read_named`, without names."""
-    return read_named(name, path, max_memory, column=column)[0]
+    """The points, distance matrix or graph of `read_with_names`, without names."""
+    return read_with_names(name, path, max_memory, column=column)[0]
 
 
-def read_named(
+def read_with_names(
     name: str,
     path: Path,
     max_memory: int | None = None,
@@ -97,7 +97,7 @@ def _read_npy(path: Path, limit: int) -> Array:
         return guards.read_npy(file, path.stat().st_size, limit)
 
 
-def mapped(name: str, path: Path) -> Array:
+def map_array(name: str, path: Path) -> Array:
     """The array of a .npy file where it lies, for ranks that each read a part of it."""
     with guards.guard_reading(name, path, ".npy"):
         found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -159,7 +159,7 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
         if not width:
             width = len(cells)
             header = _titles(header, cells)
-            column = _column_of_names(header, cells) if index is None else _column_called(index, header, width)
+            column = _column_of_names(header, cells) if index is None else _find_index_column(index, header, width)
         if len(cells) != width:
             raise ValueError(f"it must hold rows of equal length, got {width} and, on line {line}, {len(cells)}")
         if column is not None:
@@ -266,7 +266,7 @@ def _is_header(cells: list[str]) -> bool:
     return bool(cells) and (counts or all(as_number(cell) is None for cell in cells))
 
 
-def _column_called(index: str, header: list[str] | None, width: int) -> int:
+def _find_index_column(index: str, header: list[str] | None, width: int) -> int:
     """The place of the column that was named as the index."""
     titles = [title.strip() for title in header or ()]
     if titles.count(index) != 1:

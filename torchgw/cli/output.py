@@ -74,7 +74,7 @@ def as_cell(name: str) -> str:
     return f"'{name}" if name.startswith(FORMULA) else name
 
 
-def described(result: GWResult, path: Path) -> dict[str, Any]:
+def describe_result(result: GWResult, path: Path) -> dict[str, Any]:
     """What the result says of itself, in types of JSON."""
     certificate = result.certificate
     found = {"output": str(path), "shape": list(result.shape)} | {name: getattr(result, name) for name in SAID}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchgw.cli.align import Interrupted, check_tables, memory_limit
-from torchgw.cli.input import read_named
+from torchgw.cli.input import read_with_names
 from torchgw.cli.output import as_cell, check_output, write_whole
 from torchgw.options import GWOptions
 from torchgw.progress import bar_on_terminal
@@ -35,7 +35,7 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     check_tables([*arguments.spaces, *lists["against"]], arguments.index_col, arguments.edges)
     spaces, others = (
         [
-            read_named(f"{kind} {i}", file, limit, index=arguments.index_col, edges=arguments.edges)[0]
+            read_with_names(f"{kind} {i}", file, limit, index=arguments.index_col, edges=arguments.edges)[0]
             for i, file in enumerate(lists[name])
         ]
         for name, kind in (("spaces", "space"), ("against", "against"))

@@ -27,7 +27,7 @@ def speaks_of_errors() -> bool:
     return not among_ranks() or os.environ.get("LOCAL_RANK") == "0"
 
 
-def launched(arguments: Sequence[str], nproc: int) -> int:
+def launch_ranks(arguments: Sequence[str], nproc: int) -> int:
     """The exit code of the same command by so many processes on this machine, which share its cores."""
     if nproc < 1:
         print(f"torchgw: error: {FLAG} must be a number of processes >= 1, got {nproc}", file=sys.stderr)

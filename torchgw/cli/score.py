@@ -88,7 +88,7 @@ def run_score(arguments: argparse.Namespace) -> dict[str, Any] | str:
         if getattr(arguments, flag) is not None and arguments.truth is None:
             raise ValueError(f"--{flag.replace('_', '-')} needs --truth, the true matches")
     limit = memory_limit(arguments)
-    scored = read_scored(arguments.result, limit)
+    scored = read_matching(arguments.result, limit)
     found: dict[str, Any] = {"result": str(arguments.result), "points": scored.sources.count}
     if arguments.truth is not None:
         found |= by_truth(scored, arguments, limit)
@@ -128,7 +128,7 @@ def by_truth(scored: Scored, arguments: argparse.Namespace, limit: int) -> dict[
     return found
 
 
-def read_scored(path: Path, limit: int) -> Scored:
+def read_matching(path: Path, limit: int) -> Scored:
     """A result, or a matching by its first two columns, source and target, the latter empty for points without any."""
     if path.suffix == ".npz":
         result = GWResult.load(path)
