@@ -246,10 +246,10 @@ class _Second(Ranks):
     def __init__(self, features: Tensor) -> None:
         self.features = features
 
-    def joined(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
+    def all_gather(self, share: Tensor, n: int, unit: int = 1) -> Tensor:
         return torch.cat((share.new_zeros(n - len(share)), share))
 
-    def taken(self, share: Tensor, n: int, index: Tensor) -> Tensor:
+    def gather(self, share: Tensor, n: int, index: Tensor) -> Tensor:
         return self.features[index]
 
 

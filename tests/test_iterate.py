@@ -45,7 +45,7 @@ class Kept:
     def stage(self, name: str, compute: Any, keep: Any) -> Any:
         return compute()
 
-    def restored(self) -> Any:
+    def last_state(self) -> Any:
         return self.found
 
     def offer(self, state: Any, now: bool) -> None:
@@ -222,7 +222,7 @@ class Latest:
         with self.within(name):
             return compute()
 
-    def restored(self) -> Any:
+    def last_state(self) -> Any:
         found = self.found.get(".".join(self.stages))
         return None if found is None else decode(found)
 

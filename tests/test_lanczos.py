@@ -23,7 +23,7 @@ class Resolvent:
     def value(self, x: Tensor, *coefficients: Tensor) -> Tensor:
         return 1 / (1 + coefficients[0] + x)
 
-    def divided(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
+    def divided_difference(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
         return -self.value(x, *coefficients) * self.value(y, *coefficients)
 
 
