@@ -72,7 +72,14 @@ def test_the_first_problem_of_each_kind_is_measured(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [("small", "weights, 30"), ("parts", "14 of 40"), ("models", "fused 0.5"), ("masses", "sum 3")]
+    ("kind", "words"),
+    [
+        ("small", "weights, 30"),
+        ("parts", "14 of 40"),
+        ("models", "fused 0.5"),
+        ("masses", "sum 3"),
+        ("rewired", "100 sparse"),
+    ],
 )
 def test_the_value_apart_from_the_library_is_that_of_the_result(kind, words):
     instance = next(each for each in net.GROUPS[kind]() if words in each.name).make()
