@@ -225,7 +225,7 @@ def test_bounds_are_those_of_the_problem_that_was_solved() -> None:
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         given = {"distances": "landmark", "options": options, "random_state": 0, "device": "cuda", "backend": "triton"}
         scales = gw_align(X, Y, epsilon=0, **given).scales  # type: ignore[arg-type]
-        between = certified._Between.of(X, Y, given)
+        between = certified._BoundedProblem.of(X, Y, given)
     assert tuple(space.scale for space in between.spaces) == scales
 
 

@@ -188,14 +188,14 @@ class Jumping:
 
 def test_a_jump_of_the_plan_is_told() -> None:
     solver: Any = Jumping()
-    (above,) = module._at_perplexity(solver, 15.0, None)
+    (above,) = module._solve_for_perplexity(solver, 15.0, None)
     assert above.perplexity == pytest.approx(15, rel=0.02)
     with pytest.warns(ConvergenceWarning, match=r"perplexity 3 was not met.*1\.\d+ is nearest$"):
-        (nearest,) = module._at_perplexity(solver, 3.0, above)
+        (nearest,) = module._solve_for_perplexity(solver, 3.0, above)
     assert nearest.result.epsilon < 1e-2
     with pytest.warns(ConvergenceWarning, match="that of the point before"):
-        assert module._at_perplexity(solver, 2.9, nearest) == []
-    assert module._at_perplexity(solver, 1.2, nearest)[0].perplexity == pytest.approx(1.2, rel=0.02)
+        assert module._solve_for_perplexity(solver, 2.9, nearest) == []
+    assert module._solve_for_perplexity(solver, 1.2, nearest)[0].perplexity == pytest.approx(1.2, rel=0.02)
 
 
 @pytest.mark.filterwarnings("ignore::torchgw.ConvergenceWarning")
@@ -215,7 +215,7 @@ def test_large_plans_hand_over_matching_pairs(monkeypatch: pytest.MonkeyPatch) -
     assert found.results[1].basins == ()
     assert spearmanr(ANGLE_X, ANGLE_Y[found.results[1].argmax()])[0] > 0.99
     read = module._Point(found.results[0], 1.0, torch.arange(120), torch.ones(120))
-    start = module._start(read)
+    start = module._make_start(read)
     assert start.shape == (40, 2)
     assert not start.is_floating_point()
 

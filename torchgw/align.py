@@ -182,7 +182,7 @@ def follow_request(request: Request) -> AbstractContextManager[Watch]:
     return follow_solve(request.callback, request.checkpoint, request.call, request.generator)
 
 
-def spaces_of(request: Request) -> tuple[ProviderPair, GraphReports]:
+def prepare_spaces(request: Request) -> tuple[ProviderPair, GraphReports]:
     """The providers of both spaces of a request, and how their neighbour graphs were made."""
     return make_providers(request.spaces, request.options.spaces, request.on_device)
 
@@ -191,7 +191,7 @@ def align_request(
     request: Request,
     ranks: Ranks = ALONE,
     follow: Callable[[Request], AbstractContextManager[Watch]] = follow_request,
-    prepare: Callable[[Request], tuple[ProviderPair, GraphReports]] = spaces_of,
+    prepare: Callable[[Request], tuple[ProviderPair, GraphReports]] = prepare_spaces,
 ) -> GWResult:
     """The result of a request, solved by this process or by ranks that share it and ``prepare`` its spaces."""
     (n, k), marginals = request.shape, request.differentiable_inputs.marginals
@@ -202,7 +202,10 @@ def align_request(
     with follow(request) as watch, threads:
         began = time.perf_counter()
         # A stage unless files cannot hold it.
-        given, make = any(is_provider(space.data) for space in request.spaces), partial(with_warnings, prepare, request)
+        given, make = (
+            any(is_provider(space.data) for space in request.spaces),
+            partial(record_warnings, prepare, request),
+        )
         (spaces, graphs), warned = make() if given else watch.stage("prepare", make)
         collect_warnings(*warned)
         request = request.resolve_epsilon(spaces)
@@ -228,7 +231,7 @@ def align_request(
     return result if request.support is None else of_all_points(result, request.support)
 
 
-def with_warnings(
+def record_warnings(
     prepare: Callable[[Request], tuple[ProviderPair, GraphReports]], request: Request
 ) -> tuple[tuple[ProviderPair, GraphReports], tuple[tuple[str, str], ...]]:
     """What is prepared, with the warnings of it, which a solve that is resumed does not give again."""
@@ -404,7 +407,7 @@ def read_continuation(
     return call, ResumedCheckpoint(path, every, random)
 
 
-def begun_by_ranks(path: str | PathLike[str]) -> bool:
+def is_solved_by_ranks(path: str | PathLike[str]) -> bool:
     """Whether ranks share the solve of a checkpoint; False for what is none."""
     with warnings.catch_warnings(), suppress(ValueError, OSError):
         warnings.simplefilter("ignore")

@@ -110,7 +110,7 @@ def gw_certify(
                 f"{name} must have at most {MOST_POINTS} points in gw_certify, got {size}: pass fewer points"
             )
     given: dict[str, Any] = {"distances": distances, "p": p, "q": q, "init": init, "options": options, "epsilon": 0.0}
-    between = _Between.of(X, Y, given)
+    between = _BoundedProblem.of(X, Y, given)
     result = gw_align(X, Y, **given, random_state=random_state, callback=callback)
     if result.status is Status.CANCELLED:
         return result
@@ -142,7 +142,7 @@ def gw_certify(
     return found
 
 
-class _Between(NamedTuple):
+class _BoundedProblem(NamedTuple):
     """The problem as it is bounded, between the points with mass.
 
     spaces : of these, in float64.
@@ -157,7 +157,7 @@ class _Between(NamedTuple):
     mass: float
 
     @classmethod
-    def of(cls, X: Any, Y: Any, given: dict[str, Any]) -> _Between:
+    def of(cls, X: Any, Y: Any, given: dict[str, Any]) -> _BoundedProblem:
         """Of arguments of `gw_align`; refused where nothing is bounded."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the solve says it
@@ -168,7 +168,10 @@ class _Between(NamedTuple):
                 raise ValueError(f"{name} must be symmetric in gw_certify, got directed distances: pass (A + A.T) / 2")
         p, q = (mass.cpu() for mass in request.model.masses)
         return cls(
-            (_at_hand(source), _at_hand(target)), (p / p.sum(), q / q.sum()), request.support, float(request.mass)
+            (_bring_to_cpu(source), _bring_to_cpu(target)),
+            (p / p.sum(), q / q.sum()),
+            request.support,
+            float(request.mass),
         )
 
     def third_bound(self) -> float:
@@ -190,7 +193,7 @@ class _Between(NamedTuple):
         return found
 
 
-def _at_hand(space: DistanceProvider) -> DistanceProvider:
+def _bring_to_cpu(space: DistanceProvider) -> DistanceProvider:
     """A space in float64 on the CPU, with its factors or all its distances."""
     cpu = torch.device("cpu")
     space = space.to(cpu, torch.float64)

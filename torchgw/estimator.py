@@ -141,8 +141,8 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         if y is None:
             name = type(self).__name__
             raise ValueError(f"{name} requires y to be passed, but the target y is None; give its points (K, E) as y")
-        source = validate_data(self, _read("X", X), copy=True, ensure_min_samples=2, **NUMBERS)
-        target = _target_points("y", y, copy=True, ensure_min_samples=2)
+        source = validate_data(self, _read_array("X", X), copy=True, ensure_min_samples=2, **NUMBERS)
+        target = _read_target("y", y, copy=True, ensure_min_samples=2)
         for name, space, kind in zip("Xy", (source, target), check_distances(self.distances), strict=True):
             if kind == "precomputed" and space.shape[0] != space.shape[1]:
                 raise ValueError(
@@ -152,7 +152,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         settings = self.get_params(deep=False) | {
             "marginals": Balanced() if self.marginals is None else self.marginals,
             "options": self.options,
-            "random_state": _seed(self.random_state),
+            "random_state": _to_seed(self.random_state),
             "names_x": check_names("X", None, X, len(source)),
             "names_y": check_names("Y", None, y, len(target)),
         }
@@ -161,7 +161,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             raise KeyboardInterrupt
         self._points = source, target
         self._n_features_out = target.shape[1]
-        self._target_names = _names(y)
+        self._target_names = _column_names(y)
         self.result_, self.coupling_ = result, result.coupling
         self.value_, self.n_iter_, self.converged_ = result.value, result.n_iter, result.converged
         return self
@@ -184,7 +184,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ValueError
             For rows that were not in `fit`, where the plan cannot be carried on to them; see the notes of the class.
         """
-        return self._average_by_plan(self._rows("X", X, 0), self._points[1], 0)
+        return self._average_by_plan(self._read_rows("X", X, 0), self._points[1], 0)
 
     def inverse_transform(self, X: Any) -> Array:
         """Rows of the target's space in the source's space, (m, D) float64; see `transform`.
@@ -193,7 +193,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ----------
         X : (m, E), rows of the target of the fit, others, or both.
         """
-        return self._average_by_plan(self._rows("X", X, 1), self._points[0], 1)
+        return self._average_by_plan(self._read_rows("X", X, 1), self._points[0], 1)
 
     def transform_labels(
         self, labels: Any, X: Any = None, *, side: str = "target", return_confidence: bool = False
@@ -225,7 +225,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
             classes, index = np.unique(given, return_inverse=True)
         except TypeError as error:
             raise TypeError(f"labels must sort, so be of one kind and none missing, got others ({error})") from None
-        rows = self._points[1 - origin] if X is None else self._rows("X", X, 1 - origin)
+        rows = self._points[1 - origin] if X is None else self._read_rows("X", X, 1 - origin)
         shares = np.nan_to_num(self._average_by_plan(rows, np.eye(len(classes))[index], 1 - origin))
         found = classes[shares.argmax(1)]
         return (found, shares.max(1)) if return_confidence else found
@@ -245,7 +245,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         ValueError
             When the numbers of rows differ.
         """
-        true, found = self._rows("y", y, 1), np.asarray(self.transform(X))
+        true, found = self._read_rows("y", y, 1), np.asarray(self.transform(X))
         if len(found) != len(true):
             raise ValueError(f"y must hold the partner of each row of X, ({len(found)}, E), got shape {true.shape}")
         return float(r2_score(true, found))
@@ -275,12 +275,12 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         given = self.distances[:1] if isinstance(self.distances, tuple) else (self.distances,)
         return given in (("precomputed",), ("adjacency",))
 
-    def _rows(self, name: str, X: Any, side: int) -> Array:
+    def _read_rows(self, name: str, X: Any, side: int) -> Array:
         """Points (m, .) like those of ``side`` in `fit`."""
         check_is_fitted(self)
         if side == 0:
-            return cast(Array, validate_data(self, _read("X", X), reset=False, **NUMBERS))
-        found, names = _target_points(name, X), _names(X)
+            return cast(Array, validate_data(self, _read_array("X", X), reset=False, **NUMBERS))
+        found, names = _read_target(name, X), _column_names(X)
         wanted = self._n_features_out
         if found.shape[1] != wanted:
             raise ValueError(f"{name} must have the {wanted} columns of the y in fit, got shape {found.shape}")
@@ -291,7 +291,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _average_by_plan(self, rows: Array, values: Array, side: int) -> Array:
         """For these rows (m, .) of ``side`` the mean by the plan of the values (., d) of the other side, (m, d)."""
         result = self.result_
-        group, place = _matched_rows(self._points[side], rows)
+        group, place = _match_rows(self._points[side], rows)
         known, new = np.flatnonzero(place >= 0), np.flatnonzero(place < 0)
         found = np.empty((len(rows), values.shape[1]))
         if len(known):
@@ -309,30 +309,30 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
         return found
 
 
-def _target_points(name: str, y: Any, **how: Any) -> Array:
+def _read_target(name: str, y: Any, **how: Any) -> Array:
     """Points (m, E); numbers (m,) are points on a line."""
-    found: Array = check_array(_read(name, y), ensure_2d=False, input_name=name, **NUMBERS, **how)
+    found: Array = check_array(_read_array(name, y), ensure_2d=False, input_name=name, **NUMBERS, **how)
     return found.reshape(-1, 1) if found.ndim == 1 else found
 
 
-def _read(name: str, given: Any) -> Any:
+def _read_array(name: str, given: Any) -> Any:
     """What scikit-learn cannot read, or would read wrongly: the numbers of tensors, and masked arrays."""
     return validate.read(name, given) if isinstance(given, torch.Tensor | np.ma.MaskedArray) else given
 
 
-def _names(y: Any) -> Array | None:
+def _column_names(y: Any) -> Array | None:
     """The names of the columns of a data frame (E,), of objects, where all are strings."""
     names = getattr(y, "columns", None)
     named = names is not None and all(isinstance(name, str) for name in names)
     return np.asarray(names, dtype=object) if named else None
 
 
-def _seed(random_state: Any) -> Any:
+def _to_seed(random_state: Any) -> Any:
     """What `gw_align` takes; NumPy's older generator gives one draw as a seed."""
     return int(random_state.randint(2**31 - 1)) if isinstance(random_state, np.random.RandomState) else random_state
 
 
-def _matched_rows(known: Array, rows: Array) -> tuple[Array, Array]:
+def _match_rows(known: Array, rows: Array) -> tuple[Array, Array]:
     """Numbers of the groups of equal rows: of each known row (N,), and of each other row (m,) that is one, else -1."""
     numbers: dict[bytes, int] = {}
     group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in known + 0.0])  # -0.0 equals 0.0

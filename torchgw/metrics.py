@@ -94,7 +94,7 @@ def foscttm(
     (0.0, 0.6666666666666666)
     """
     validate.flag("per_point", per_point)
-    x, y = (_points(name, side) for name, side in (("X", X), ("Y", Y)))
+    x, y = (_read_points(name, side) for name, side in (("X", X), ("Y", Y)))
     if x.shape[1] != y.shape[1]:
         raise ValueError(
             f"X and Y must be points in one space, got shapes {tuple(x.shape)} and {tuple(y.shape)}; "
@@ -102,12 +102,12 @@ def foscttm(
         )
     if truth is None and len(x) != len(y):
         raise ValueError(f"truth is needed where X and Y have different numbers of points, got {len(x)} and {len(y)}")
-    known = _truth(np.arange(len(x)) if truth is None else truth, len(x), len(y))
+    known = _read_truth(np.arange(len(x)) if truth is None else truth, len(x), len(y))
     i = np.flatnonzero(known >= 0)
     j = known[i]
-    found = _closer(x, y, i, j), _closer(y, x, j, i)
+    found = _share_closer(x, y, i, j), _share_closer(y, x, j, i)
     if per_point:
-        return tuple(_like(side, X, Y) for side in found)
+        return tuple(_to_kind_of(side, X, Y) for side in found)
     return float(found[0].mean() + found[1].mean()) / 2
 
 
@@ -143,7 +143,7 @@ def label_transfer_accuracy(labels_x: Any, labels_y: Any, carrier: Any, *, k: in
     >>> label_transfer_accuracy(["B", "T", "T"], ["T", "B"], [1, 0, 1])
     0.6666666666666666
     """
-    x, y = _labels("labels_x", labels_x), _labels("labels_y", labels_y)
+    x, y = _read_labels("labels_x", labels_x), _read_labels("labels_y", labels_y)
     place: dict[Any, int] = {}
     for label in y:
         if not validate.is_missing(label):
@@ -155,9 +155,9 @@ def label_transfer_accuracy(labels_x: Any, labels_y: Any, carrier: Any, *, k: in
         raise ValueError(f"labels_x and labels_y must have labels in common, got such as {one!r} and {other!r}")
     code = np.array([-1 if validate.is_missing(label) else place[label] for label in y])
     if isinstance(carrier, tuple):
-        plan = _nearest(carrier, k, (len(x), len(y)))
+        plan = _nearest_plan(carrier, k, (len(x), len(y)))
     else:
-        plan = _plan("carrier", carrier, (len(x), len(y)))
+        plan = _read_plan("carrier", carrier, (len(x), len(y)))
     share = np.asarray(plan.pull((code[:, None] == np.arange(len(place))).astype(np.float64)))
     got = np.where(np.nan_to_num(share).max(1) > 0, np.nan_to_num(share).argmax(1), -2)
     return float((got == own)[known].mean())
@@ -199,8 +199,10 @@ def node_correctness(matching: Any, truth: Array | Tensor, *, automorphisms_of: 
     >>> node_correctness([2, 1, 0], [0, 1, 2]), node_correctness([2, 1, 0], [0, 1, 2], automorphisms_of=path)
     (0.3333333333333333, 1.0)
     """
-    found, shape = _matching("matching", matching), validate.shape_of(matching)
-    known = _truth(truth, len(found), shape[1] if len(shape) == 2 else ANY_SIZE)  # indices say not how many there are
+    found, shape = _read_matching("matching", matching), validate.shape_of(matching)
+    known = _read_truth(
+        truth, len(found), shape[1] if len(shape) == 2 else ANY_SIZE
+    )  # indices say not how many there are
     count = int((known >= 0).sum())
     if automorphisms_of is None:
         return float((found == known)[known >= 0].sum()) / count
@@ -254,10 +256,10 @@ def hits_at_k(candidates: Any, truth: Array | Tensor, k: int) -> float:
     0.5
     """
     k = validate.integer("k", k, least=1)
-    found, size = _candidates(candidates, k)
+    found, size = _read_candidates(candidates, k)
     if found.shape[1] < k:
         raise ValueError(f"candidates must hold at least k = {k} of each point, got shape {found.shape}; lower k")
-    known = _truth(truth, len(found), size)
+    known = _read_truth(truth, len(found), size)
     return float((found[:, :k] == known[:, None]).any(1)[known >= 0].mean())
 
 
@@ -288,8 +290,8 @@ def mean_reciprocal_rank(candidates: Any, truth: Array | Tensor, *, k: int = 100
     >>> mean_reciprocal_rank([[0, 1], [2, 0]], [1, 2])
     0.75
     """
-    found, size = _candidates(candidates, validate.integer("k", k, least=1))
-    found, known = found[:, :k], _truth(truth, len(found), size)
+    found, size = _read_candidates(candidates, validate.integer("k", k, least=1))
+    found, known = found[:, :k], _read_truth(truth, len(found), size)
     right = (found == known[:, None])[known >= 0]
     return float(np.where(right.any(1), 1 / (right.argmax(1) + 1), 0.0).mean())
 
@@ -340,7 +342,7 @@ def geodesic_error_curve(
     >>> geodesic_error_curve([0, 2, 4, 3, 4], np.arange(5), line, [0.0, 0.25, 0.5])
     array([0.6, 0.8, 1. ])
     """
-    found = _matching("matching", matching)
+    found = _read_matching("matching", matching)
     radii = np.asarray(validate.read("thresholds", thresholds, "an array of shape (t,)"))
     if radii.ndim != 1 or radii.dtype.kind not in "fiu" or not (radii >= 0).all():
         raise ValueError(f"thresholds must be numbers >= 0 of shape (t,), got shape {radii.shape} of {radii.dtype}")
@@ -350,15 +352,15 @@ def geodesic_error_curve(
         raise ValueError("area is needed where distances is a graph, whose diameter is not known; or give the matrix")
     read = validate.graph if issparse(distances) else validate.distance_matrix
     space = read("distances", distances)
-    known = _truth(truth, len(found), space.shape[0])
+    known = _read_truth(truth, len(found), space.shape[0])
     if found.max() >= space.shape[0]:
         raise ValueError(f"matching must hold indices below {space.shape[0]}, as distances does, got {found.max()}")
     matched = (known >= 0) & (found >= 0)
     error = np.full(len(found), np.inf)
-    error[matched] = _between(space, found[matched], known[matched])
+    error[matched] = _pair_distances(space, found[matched], known[matched])
     scale = float(area) ** 0.5 if area is not None else validate.largest_finite(space)
     within = error[known >= 0, None] <= radii * scale
-    return _like(within.mean(0), thresholds, truth, distances)
+    return _to_kind_of(within.mean(0), thresholds, truth, distances)
 
 
 @isolate
@@ -392,10 +394,10 @@ def carried_correlation(values_x: Array | Tensor, values_y: Array | Tensor, plan
     >>> carried_correlation([1.0, 2.0, 4.0], [4.0, 2.0, 1.0], [2, 1, 0])
     Correlation(pearson=1.0, spearman=1.0)
     """
-    x, y = _values("values_x", values_x), _values("values_y", values_y)
+    x, y = _read_values("values_x", values_x), _read_values("values_y", values_y)
     given = np.isfinite(y)
     columns = np.stack((given, np.where(given, y, 0.0)), 1)
-    share, total = np.asarray(_plan("plan", plan, (len(x), len(y))).pull(columns)).T
+    share, total = np.asarray(_read_plan("plan", plan, (len(x), len(y))).pull(columns)).T
     carried = np.divide(total, share, out=np.full(len(x), np.nan), where=share > 0)
     both = np.isfinite(x) & np.isfinite(carried)
     if both.sum() < 3:
@@ -403,7 +405,7 @@ def carried_correlation(values_x: Array | Tensor, values_y: Array | Tensor, plan
     from scipy.stats import rankdata  # late: it takes long to import
 
     one, other = x[both], carried[both]
-    return Correlation(_correlation(one, other), _correlation(rankdata(one), rankdata(other)))
+    return Correlation(_pearson(one, other), _pearson(rankdata(one), rankdata(other)))
 
 
 @isolate
@@ -438,7 +440,7 @@ def cycle_error(*matchings: Any, distances: Any = None) -> float:
     """
     if len(matchings) < 2:
         raise ValueError(f"matchings must be two or more that lead round a cycle, got {len(matchings)}")
-    maps = [_matching(f"matchings[{i}]", each) for i, each in enumerate(matchings)]
+    maps = [_read_matching(f"matchings[{i}]", each) for i, each in enumerate(matchings)]
     for i, (one, after) in enumerate(zip(maps, [*maps[1:], maps[0]], strict=True)):
         if one.max() >= len(after):
             raise ValueError(
@@ -459,7 +461,7 @@ def cycle_error(*matchings: Any, distances: Any = None) -> float:
     return float(apart.mean()) / largest if largest > 0 else float((end != start).mean())
 
 
-class _Plan(Readable):
+class _ReadablePlan(Readable):
     """A coupling to be read."""
 
     numpy_input = True
@@ -468,7 +470,7 @@ class _Plan(Readable):
         self.coupling = coupling
 
 
-def _plan(name: str, value: Any, shape: tuple[int, int]) -> Readable:
+def _read_plan(name: str, value: Any, shape: tuple[int, int]) -> Readable:
     """What is read of a result, a plan or a matching between ``shape`` points, of `ANY_SIZE` if nothing says more."""
     if isinstance(value, Readable):
         found = value
@@ -477,14 +479,14 @@ def _plan(name: str, value: Any, shape: tuple[int, int]) -> Readable:
             raise ValueError(f"{name} must be {KINDS}, got shape {value.shape} of dtype {value.dtype}")
         entries = csr_array(value, dtype=np.float64, copy=True)
         _check_masses(name, entries.data)
-        found = _Plan(SparseCoupling.of(entries, torch.device("cpu")))
+        found = _ReadablePlan(SparseCoupling.of(entries, torch.device("cpu")))
     else:
         given = validate.read(name, value, KINDS)
         if given.ndim == 2 and given.dtype.kind == "f":
             _check_masses(name, given)
-            found = _Plan(DenseCoupling(torch.from_numpy(given.astype(np.float64))))
+            found = _ReadablePlan(DenseCoupling(torch.from_numpy(given.astype(np.float64))))
         elif given.ndim == 1 and given.dtype.kind in "iu":
-            found = _Plan(_coupling_of(name, given.astype(np.int64), shape[1]))
+            found = _ReadablePlan(_matching_coupling(name, given.astype(np.int64), shape[1]))
         else:
             raise ValueError(f"{name} must be {KINDS}, got shape {given.shape} of dtype {given.dtype}")
     n, k = found.shape
@@ -501,7 +503,7 @@ def _check_masses(name: str, masses: Array) -> None:
         raise ValueError(f"{name} must be a plan of finite masses >= 0, got a smallest of {masses.min():g}")
 
 
-def _coupling_of(name: str, matching: Array, k: int) -> SparseCoupling:
+def _matching_coupling(name: str, matching: Array, k: int) -> SparseCoupling:
     """The plan with a mass of 1 on each pair of a matching (N,)."""
     least, most = int(matching.min(initial=0)), int(matching.max(initial=-1))
     if least < -1 or (k != ANY_SIZE and most >= k):
@@ -513,23 +515,23 @@ def _coupling_of(name: str, matching: Array, k: int) -> SparseCoupling:
     return SparseCoupling.of(plan, torch.device("cpu"))
 
 
-def _matching(name: str, value: Any) -> Array:
+def _read_matching(name: str, value: Any) -> Array:
     """Target indices (N,), -1 where a point has none."""
-    plan = _plan(name, value, (ANY_SIZE, ANY_SIZE))
-    found = _best(plan, 1)[:, 0]
+    plan = _read_plan(name, value, (ANY_SIZE, ANY_SIZE))
+    found = _best_targets(plan, 1)[:, 0]
     if not len(found):
         raise ValueError(f"{name} must hold at least one point, got none")
     return found
 
 
-def _best(plan: Readable, k: int) -> Array:
+def _best_targets(plan: Readable, k: int) -> Array:
     """The targets of most mass of each point (N, k), the first one first, -1 where there is no mass."""
     mass, index = (validate.read("plan", side) for side in plan.top_k(k))
     found: Array = np.where(mass > 0, index, -1)
     return found
 
 
-def _candidates(value: Any, k: int) -> tuple[Array, int]:
+def _read_candidates(value: Any, k: int) -> tuple[Array, int]:
     """Candidates (N, m) of each point, the best first, -1 for none, at most k of a plan; and the number of targets, of
     which a plan alone knows."""
     if not isinstance(value, Readable) and not issparse(value):
@@ -540,13 +542,13 @@ def _candidates(value: Any, k: int) -> tuple[Array, int]:
             if given.min() < -1:
                 raise ValueError(f"candidates must hold indices, or -1 for none, got {given.min()}")
             return given.astype(np.int64), ANY_SIZE
-    plan = _plan("candidates", value, (ANY_SIZE, ANY_SIZE))
+    plan = _read_plan("candidates", value, (ANY_SIZE, ANY_SIZE))
     if 0 in plan.shape:
         raise ValueError(f"candidates must hold at least one of each point, got shape {tuple(plan.shape)}")
-    return _best(plan, min(k, plan.shape[1])), plan.shape[1]
+    return _best_targets(plan, min(k, plan.shape[1])), plan.shape[1]
 
 
-def _truth(value: Any, n: int, k: int = ANY_SIZE) -> Array:
+def _read_truth(value: Any, n: int, k: int = ANY_SIZE) -> Array:
     """True target indices (n,), -1 where they are not known; some are."""
     given = validate.read("truth", value, "integer target indices (N,)")
     if given.shape != (n,) or given.dtype.kind not in "iu":
@@ -564,7 +566,7 @@ def _truth(value: Any, n: int, k: int = ANY_SIZE) -> Array:
     return found
 
 
-def _labels(name: str, value: Any) -> Array:
+def _read_labels(name: str, value: Any) -> Array:
     """Labels (n,) as objects."""
     if isinstance(value, np.ma.MaskedArray):
         value = np.where(np.ma.getmaskarray(value), np.array(None), value.data)
@@ -575,7 +577,7 @@ def _labels(name: str, value: Any) -> Array:
     return np.fromiter(found, dtype=object, count=len(found))
 
 
-def _values(name: str, value: Any) -> Array:
+def _read_values(name: str, value: Any) -> Array:
     """Numbers (n,), float64."""
     given = validate.read(name, value, "an array of shape (n,)")
     if given.ndim != 1 or given.dtype.kind not in "fiub":
@@ -583,16 +585,16 @@ def _values(name: str, value: Any) -> Array:
     return given.astype(np.float64)
 
 
-def _points(name: str, value: Any) -> Tensor:
+def _read_points(name: str, value: Any) -> Tensor:
     """Points (n, d), float64, on the device that they came from."""
     found = validate.as_tensor(validate.points(name, value, least=2))
     return found.to(value.device) if isinstance(value, Tensor) else found
 
 
-def _closer(x: Tensor, y: Tensor, i: Array, j: Array) -> Array:
+def _share_closer(x: Tensor, y: Tensor, i: Array, j: Array) -> Array:
     """For each pair (i, j) the share of the other points of y that are closer to x_i than y_j is, (m,)."""
     found = np.empty(len(i))
-    for here in _pieces(len(i), len(y)):
+    for here in _iterate_blocks(len(i), len(y)):
         # Not by x^2 - 2 x y + y^2, whose rounding would make true matches of distance zero lose.
         apart = torch.cdist(x[i[here]], y.to(x.device), compute_mode="donot_use_mm_for_euclid_dist")
         own = apart.gather(1, torch.from_numpy(j[here]).to(x.device)[:, None])
@@ -600,13 +602,13 @@ def _closer(x: Tensor, y: Tensor, i: Array, j: Array) -> Array:
     return found / (len(y) - 1)
 
 
-def _pieces(n: int, width: int) -> Iterator[slice]:
+def _iterate_blocks(n: int, width: int) -> Iterator[slice]:
     """Blocks of n rows of so many entries."""
     step = max(1, PIECE // max(width, 1))
     return (slice(first, min(first + step, n)) for first in range(0, n, step))
 
 
-def _nearest(points: tuple[Any, ...], k: int, shape: tuple[int, int]) -> Readable:
+def _nearest_plan(points: tuple[Any, ...], k: int, shape: tuple[int, int]) -> Readable:
     """The plan by which each of X has equal mass on its k nearest points of Y."""
     if len(points) != 2:
         raise ValueError(f"carrier must be a plan or a tuple of two arrays of points (X, Y), got {len(points)} entries")
@@ -621,10 +623,10 @@ def _nearest(points: tuple[Any, ...], k: int, shape: tuple[int, int]) -> Readabl
 
     index = NearestNeighbors(n_neighbors=k).fit(Y).kneighbors(X, return_distance=False)
     plan = csr_array((np.full(index.size, 1 / k), (np.repeat(np.arange(len(X)), k), index.ravel())), shape=shape)
-    return _Plan(SparseCoupling.of(plan, torch.device("cpu")))
+    return _ReadablePlan(SparseCoupling.of(plan, torch.device("cpu")))
 
 
-def _between(space: Any, one: Array, other: Array) -> Array:
+def _pair_distances(space: Any, one: Array, other: Array) -> Array:
     """Distances (m,) between points of a matrix, or along a graph."""
     if not issparse(space):
         found: Array = space[one, other]
@@ -632,13 +634,13 @@ def _between(space: Any, one: Array, other: Array) -> Array:
     from scipy.sparse.csgraph import dijkstra
 
     found = np.empty(len(one))
-    for here in _pieces(len(one), space.shape[0]):
+    for here in _iterate_blocks(len(one), space.shape[0]):
         sources, place = np.unique(other[here], return_inverse=True)
         found[here] = dijkstra(space, indices=sources)[place, one[here]]
     return found
 
 
-def _correlation(a: Array, b: Array) -> float:
+def _pearson(a: Array, b: Array) -> float:
     """Pearson's correlation of two lists of numbers, NaN where one is constant."""
     a, b = _centre(a), _centre(b)
     size = float(np.sqrt((a @ a) * (b @ b)))
@@ -654,6 +656,6 @@ def _centre(values: Array) -> Array:
     return apart / spread if spread > 0 else apart
 
 
-def _like(found: Array, *given: Any) -> Any:
+def _to_kind_of(found: Array, *given: Any) -> Any:
     """As a tensor where one was given."""
     return torch.from_numpy(found) if any(isinstance(each, Tensor) for each in given) else found

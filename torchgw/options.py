@@ -15,13 +15,13 @@ GRADIENTS = ("auto", "exact", "sampled")
 STRATEGIES = ("auto", "dense", "streaming", "low-rank", "sparse")
 
 
-def _keep(options: object, **values: object) -> None:
+def _store_values(options: object, **values: object) -> None:
     """Store validated values, so that NumPy numbers become Python ones."""
     for name, value in values.items():
         object.__setattr__(options, name, value)
 
 
-def _scale(value: object) -> str | float | tuple[float, float] | None:
+def _check_scale(value: object) -> str | float | tuple[float, float] | None:
     """A scale of distances, or one for each space."""
     if isinstance(value, str) and value != "common":
         raise ValueError(f"scale must be 'common', a number, a pair of numbers, or None, got {value!r}")
@@ -60,10 +60,10 @@ class SpaceOptions(Worded):
         if self.weight is not None:
             validate.instance("weight", self.weight, str, ", the name of an attribute of edges, or None")
         if self.k is not None:
-            _keep(self, k=validate.integer("k", self.k, least=1))
-        _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
-        _keep(self, cache_rows=validate.integer("cache_rows", self.cache_rows, least=1))
-        _keep(self, scale=_scale(self.scale))
+            _store_values(self, k=validate.integer("k", self.k, least=1))
+        _store_values(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
+        _store_values(self, cache_rows=validate.integer("cache_rows", self.cache_rows, least=1))
+        _store_values(self, scale=_check_scale(self.scale))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,10 @@ class SamplingOptions(Worded):
     cost_ema: float = 0.0
 
     def __post_init__(self) -> None:
-        _keep(self, n_anchors=validate.integer("n_anchors", self.n_anchors, least=1))
-        _keep(self, step=validate.real("step", self.step, above=0.0, most=1.0))
-        _keep(self, n_control=validate.integer("n_control", self.n_control, least=0))
-        _keep(self, cost_ema=validate.real("cost_ema", self.cost_ema, least=0.0, most=1.0))
+        _store_values(self, n_anchors=validate.integer("n_anchors", self.n_anchors, least=1))
+        _store_values(self, step=validate.real("step", self.step, above=0.0, most=1.0))
+        _store_values(self, n_control=validate.integer("n_control", self.n_control, least=0))
+        _store_values(self, cost_ema=validate.real("cost_ema", self.cost_ema, least=0.0, most=1.0))
         if self.n_control == 1:
             raise ValueError("n_control must be 0 or >= 2, got 1")
 
@@ -125,12 +125,12 @@ class SinkhornOptions(Worded):
     relaxation: float = 1.8
 
     def __post_init__(self) -> None:
-        _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
-        _keep(self, exact_max_iter=validate.integer("exact_max_iter", self.exact_max_iter, least=2))
-        _keep(self, final_max_iter=validate.integer("final_max_iter", self.final_max_iter, least=1))
-        _keep(self, tol=validate.real("tol", self.tol, above=0.0))
-        _keep(self, check_every=validate.integer("check_every", self.check_every, least=1))
-        _keep(self, relaxation=validate.real("relaxation", self.relaxation, least=1.0, most=1.99))
+        _store_values(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _store_values(self, exact_max_iter=validate.integer("exact_max_iter", self.exact_max_iter, least=2))
+        _store_values(self, final_max_iter=validate.integer("final_max_iter", self.final_max_iter, least=1))
+        _store_values(self, tol=validate.real("tol", self.tol, above=0.0))
+        _store_values(self, check_every=validate.integer("check_every", self.check_every, least=1))
+        _store_values(self, relaxation=validate.real("relaxation", self.relaxation, least=1.0, most=1.99))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +149,8 @@ class AnnealingOptions(Worded):
     n_iter: int = 20
 
     def __post_init__(self) -> None:
-        _keep(self, factor=validate.real("factor", self.factor, least=1.0, most=10.0))
-        _keep(self, n_iter=validate.integer("n_iter", self.n_iter, least=0))
+        _store_values(self, factor=validate.real("factor", self.factor, least=1.0, most=10.0))
+        _store_values(self, n_iter=validate.integer("n_iter", self.n_iter, least=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,14 +178,14 @@ class StoppingOptions(Worded):
     plan_tol: float = 1e-3
 
     def __post_init__(self) -> None:
-        _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
-        _keep(self, min_iter=validate.integer("min_iter", self.min_iter, least=0))
-        _keep(self, check_every=validate.integer("check_every", self.check_every, least=1))
-        _keep(self, ema_weight=validate.real("ema_weight", self.ema_weight, above=0.0, most=1.0))
-        _keep(self, improvement=validate.real("improvement", self.improvement, least=0.0))
+        _store_values(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _store_values(self, min_iter=validate.integer("min_iter", self.min_iter, least=0))
+        _store_values(self, check_every=validate.integer("check_every", self.check_every, least=1))
+        _store_values(self, ema_weight=validate.real("ema_weight", self.ema_weight, above=0.0, most=1.0))
+        _store_values(self, improvement=validate.real("improvement", self.improvement, least=0.0))
         if self.patience is not None:
-            _keep(self, patience=validate.integer("patience", self.patience, least=1))
-        _keep(self, plan_tol=validate.real("plan_tol", self.plan_tol, least=0.0))
+            _store_values(self, patience=validate.integer("patience", self.patience, least=1))
+        _store_values(self, plan_tol=validate.real("plan_tol", self.plan_tol, least=0.0))
 
     @property
     def checks_without_progress(self) -> int:
@@ -214,9 +214,9 @@ class CoarseOptions(Worded):
     n_basins: int = 6
 
     def __post_init__(self) -> None:
-        _keep(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
-        _keep(self, n_starts=validate.integer("n_starts", self.n_starts, least=1))
-        _keep(self, n_basins=validate.integer("n_basins", self.n_basins, least=1))
+        _store_values(self, n_landmarks=validate.integer("n_landmarks", self.n_landmarks, least=2))
+        _store_values(self, n_starts=validate.integer("n_starts", self.n_starts, least=1))
+        _store_values(self, n_basins=validate.integer("n_basins", self.n_basins, least=1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,10 +237,10 @@ class LadderOptions(Worded):
     omitted_mass: float | None = None
 
     def __post_init__(self) -> None:
-        _keep(self, marginal_tol=validate.real("marginal_tol", self.marginal_tol, above=0.0, most=1.0))
-        _keep(self, n_cells=validate.integer("n_cells", self.n_cells, least=16))
+        _store_values(self, marginal_tol=validate.real("marginal_tol", self.marginal_tol, above=0.0, most=1.0))
+        _store_values(self, n_cells=validate.integer("n_cells", self.n_cells, least=16))
         if self.omitted_mass is not None:
-            _keep(self, omitted_mass=validate.real("omitted_mass", self.omitted_mass, least=0.0, most=0.1))
+            _store_values(self, omitted_mass=validate.real("omitted_mass", self.omitted_mass, least=0.0, most=0.1))
 
     @property
     def omitted(self) -> float:
@@ -270,11 +270,11 @@ class LowRankOptions(Worded):
     floor: float = 1e-10
 
     def __post_init__(self) -> None:
-        _keep(self, rank=validate.integer("rank", self.rank, least=1))
-        _keep(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
-        _keep(self, tol=validate.real("tol", self.tol, least=0.0))
-        _keep(self, step=validate.real("step", self.step, above=0.0))
-        _keep(self, floor=validate.real("floor", self.floor, above=0.0))
+        _store_values(self, rank=validate.integer("rank", self.rank, least=1))
+        _store_values(self, max_iter=validate.integer("max_iter", self.max_iter, least=1))
+        _store_values(self, tol=validate.real("tol", self.tol, least=0.0))
+        _store_values(self, step=validate.real("step", self.step, above=0.0))
+        _store_values(self, floor=validate.real("floor", self.floor, above=0.0))
         if self.floor * self.rank >= 1:
             raise ValueError(f"floor must be < 1 / rank = {1 / self.rank:g}, got {self.floor!r}")
 
@@ -325,12 +325,12 @@ class GWOptions(Worded):
             validate.instance("coarse", self.coarse, CoarseOptions, " or None")
         validate.instance("ladder", self.ladder, LadderOptions)
         validate.instance("low_rank", self.low_rank, LowRankOptions)
-        _keep(self, strategy=validate.choice("strategy", self.strategy, STRATEGIES))
-        _keep(self, gradient=validate.choice("gradient", self.gradient, GRADIENTS))
+        _store_values(self, strategy=validate.choice("strategy", self.strategy, STRATEGIES))
+        _store_values(self, gradient=validate.choice("gradient", self.gradient, GRADIENTS))
         if not isinstance(self.loss, SeparableLoss):
-            _keep(self, loss=validate.choice("loss", self.loss, tuple(LOSSES)))
-        _keep(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
-        _keep(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))
+            _store_values(self, loss=validate.choice("loss", self.loss, tuple(LOSSES)))
+        _store_values(self, mixed_precision=validate.flag("mixed_precision", self.mixed_precision))
+        _store_values(self, max_memory=validate.integer("max_memory", self.max_memory, least=1))
 
 
 GROUPS: dict[str, Any] = {  # of options, by their names in `GWOptions`

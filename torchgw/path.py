@@ -142,19 +142,22 @@ def epsilon_path(
         raise TypeError(f"epsilon must be given as epsilons=[...], got epsilon={kwargs['epsilon']!r}")
     if kwargs.get("checkpoint") is not None:
         raise TypeError("checkpoint is of one solve: epsilon_path has none; take one gw_align for each epsilon")
-    solver, points = _Solver(X, Y, **kwargs), list[_Point]()
+    solver, points = _PathSolver(X, Y, **kwargs), list[_Point]()
     if perplexities is not None:
         size = Y.size if is_provider(Y) else (*validate.shape_of(Y), math.inf)[0]
-        for target in _falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
-            points += _at_perplexity(solver, target, points[-1] if points else None)
-            if _was_cut_short(points):
+        for target in _check_falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
+            points += _solve_for_perplexity(solver, target, points[-1] if points else None)
+            if _should_stop(points):
                 break
     else:
         if epsilons is None:
-            epsilons = np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1)) * solver.gain()
-        for epsilon in _falling("epsilons", epsilons):
+            epsilons = (
+                np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1))
+                * solver.compute_energy_scale()
+            )
+        for epsilon in _check_falling("epsilons", epsilons):
             points.append(solver(epsilon, points[-1] if points else None))
-            if _was_cut_short(points):
+            if _should_stop(points):
                 break
     recommended, reason = _recommend(points)
     first = solver.first
@@ -169,13 +172,13 @@ def epsilon_path(
         epsilons=tuple(result.epsilon for result in results),
         perplexities=tuple(point.perplexity for point in points),
         values=tuple(result.value for result in results),
-        shifts=(math.nan, *(_shift(one, other) for one, other in pairwise(points))),
+        shifts=(math.nan, *(_matching_shift(one, other) for one, other in pairwise(points))),
         recommended=recommended,
         reason=reason,
     )
 
 
-def _falling(name: str, given: Any, apart: float = 0.0, **bounds: Any) -> list[float]:
+def _check_falling(name: str, given: Any, apart: float = 0.0, **bounds: Any) -> list[float]:
     """Positive numbers within bounds, largest first, each above the next by more than the share ``apart``."""
     values = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
@@ -203,7 +206,7 @@ class _Point:
     mass: Tensor
 
 
-class _Solver:
+class _PathSolver:
     """`gw_align` at one epsilon after the other, on the providers of its first call.
 
     X, Y : spaces as given, the providers after the first call.
@@ -227,9 +230,9 @@ class _Solver:
         self.X, self.Y, cost, supervision = replace_attributes(X, Y, cost, supervision, options.max_memory)
         self.arguments = others | {"cost": cost, "supervision": supervision, "options": options}
         self.first: GWResult | None = None
-        self.seen: list[tuple[float, float]] = []
+        self.observed: list[tuple[float, float]] = []
 
-    def gain(self) -> float:
+    def compute_energy_scale(self) -> float:
         """What there is to gain between the spaces, before any solve."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first solve says it
@@ -239,7 +242,7 @@ class _Solver:
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:
         if before is not None:
-            self.arguments["init"] = _start(before)
+            self.arguments["init"] = _make_start(before)
         with warnings.catch_warnings():
             # Blur makes matchings look alike that a smaller epsilon tells apart; the path says what the search found.
             warnings.simplefilter("ignore", AmbiguityWarning)
@@ -257,11 +260,11 @@ class _Solver:
             result = replace(result, **{name: getattr(given, name) for name in members})
         mass, entropy = coupling.marginal(1).cpu().double(), entropy_and_margin(coupling)[0].cpu().double()
         mean = float((mass * entropy)[mass > 0].sum() / mass.sum())
-        self.seen.append((math.log(epsilon), mean))
+        self.observed.append((math.log(epsilon), mean))
         return _Point(result, math.exp(mean), coupling.argmax(1).cpu(), mass)
 
 
-def _start(before: _Point) -> Tensor:
+def _make_start(before: _Point) -> Tensor:
     """The plan (N, K), or integer pairs (m, 2) of a large one, to begin the next solve from."""
     result = before.result
     if result.strategy != "streaming" and 8 * math.prod(result.shape) <= result.max_memory:
@@ -270,7 +273,7 @@ def _start(before: _Point) -> Tensor:
     return torch.stack((index, before.matching[index]), 1)
 
 
-def _shift(one: _Point, other: _Point) -> float:
+def _matching_shift(one: _Point, other: _Point) -> float:
     """Mean distance between the matches of two points of a path, see `EpsilonPath.shifts`."""
     index, weight = sample_evenly(torch.minimum(one.mass, other.mass), COMPARED)
     a, b = one.matching[index], other.matching[index]
@@ -290,7 +293,7 @@ def _recommend(points: list[_Point]) -> tuple[int, str]:
     if not settled:
         return len(points) - 1, f"none of {len(points)} points converged, so the last is taken, at {at[-1]}"
     last, unit = settled[-1], "of the target's scale" if points[0].result.alpha > 0 else "of the points"
-    apart = {i: _shift(points[i], points[last]) for i in settled}
+    apart = {i: _matching_shift(points[i], points[last]) for i in settled}
     moving = next((i for i in reversed(settled) if not apart[i] <= STABLE), -1)
     chosen = next(i for i in settled if i > moving)
     moved = f"{apart[moving]:.2g} {unit} away at {at[moving]}" if moving >= 0 else ""
@@ -307,9 +310,9 @@ def _recommend(points: list[_Point]) -> tuple[int, str]:
     return chosen, f"{reason}; a point is spread over {points[chosen].perplexity:.3g} targets there"
 
 
-def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list[_Point]:
+def _solve_for_perplexity(solver: _PathSolver, target: float, above: _Point | None) -> list[_Point]:
     """The point of a perplexity below the epsilon of ``above``, or the nearest one; none if ``above`` is that."""
-    goal, gap, stride, tries, seen = math.log(target), math.inf, 0.0, 0, solver.seen
+    goal, gap, stride, tries, seen = math.log(target), math.inf, 0.0, 0, solver.observed
     tried: list[_Point] = []
     ceiling = math.log(above.result.epsilon) if above else math.inf
     jumped = above is not None and above.perplexity <= target
@@ -323,7 +326,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
         elif end := high or low:  # up to a decade further, and doubling where that brings little
             bound, way = (math.log(LOWEST), -1) if high else (math.log(HIGHEST), 1)
             if end[0] == bound:
-                raise _out_of_reach(solver, target, tried[-1])
+                raise _reach_error(solver, target, tried[-1])
             before, gap = gap, abs(goal - end[1])
             stride = min(STRIDE * gap if gap < before / 2 else 2 * stride, math.log(10))
             place = bound if stride > abs(bound - end[0]) else end[0] + way * stride
@@ -331,7 +334,7 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
             place = math.log(FIRST)
         point = solver(math.exp(place), above or (tried[-1] if tried else None))
         tried.append(point)
-        if abs(point.perplexity / target - 1) <= TOLERANCE or _was_cut_short([point]):
+        if abs(point.perplexity / target - 1) <= TOLERANCE or _should_stop([point]):
             return [point]
         above = point if point.perplexity > target else above
     found = [*tried, above] if above else tried
@@ -342,12 +345,12 @@ def _at_perplexity(solver: _Solver, target: float, above: _Point | None) -> list
     return [nearest] if own else []
 
 
-def _was_cut_short(points: list[_Point]) -> bool:
+def _should_stop(points: list[_Point]) -> bool:
     """Whether the last solve was cancelled."""
     return bool(points) and points[-1].result.status is Status.CANCELLED
 
 
-def _out_of_reach(solver: _Solver, target: float, last: _Point) -> ValueError:
+def _reach_error(solver: _PathSolver, target: float, last: _Point) -> ValueError:
     """The error for a perplexity beyond that of ``last``, at one end of the epsilons."""
     least = f"{last.perplexity:.4g}, at epsilon {LOWEST:g}" if last.perplexity > target else "1"
     most = last.perplexity if last.perplexity < target else solver(HIGHEST, last).perplexity

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from torchgw import report
-from torchgw.align import begun_by_ranks, gw_align, resume
+from torchgw.align import gw_align, is_solved_by_ranks, resume
 from torchgw.cli.input import (
     DELIMITERS,
     WITHOUT_INDEX,
@@ -104,12 +104,12 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
     """Go on with a checkpoint, write."""
     check_output(arguments.output, ".npz", ".csv")
     check_report(arguments.report)
-    if arguments.report and begun_by_ranks(arguments.checkpoint):
+    if arguments.report and is_solved_by_ranks(arguments.checkpoint):
         raise ValueError(
             "--report needs the points, which results of several processes do not keep: leave it out, write an .npz, "
             "and draw it in Python, GWResult.load(FILE).report(page, X, Y)"
         )
-    _check_points(arguments, among_ranks() or begun_by_ranks(arguments.checkpoint))
+    _check_points(arguments, among_ranks() or is_solved_by_ranks(arguments.checkpoint))
     with _solvers(arguments) as (_, go_on):
         result = _follow("resume", None, partial(go_on, arguments.checkpoint))
     if not is_first():
@@ -120,7 +120,7 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
 @contextmanager
 def _solvers(arguments: argparse.Namespace) -> Iterator[tuple[Callable[..., GWResult], Callable[..., GWResult]]]:
     """`gw_align` and `resume`, of this process or of the ranks that ``torchrun`` started."""
-    shared = "source" not in arguments and begun_by_ranks(arguments.checkpoint)
+    shared = "source" not in arguments and is_solved_by_ranks(arguments.checkpoint)
     if not (among_ranks() or shared):
         yield gw_align, resume
         return

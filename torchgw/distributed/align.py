@@ -135,7 +135,7 @@ def resume(
     As `torchgw.resume`, and `RankError`.
     """
     with ranks_in(group, None) as ranks:
-        if ranks.count == 1 and not align.begun_by_ranks(path):
+        if ranks.count == 1 and not align.is_solved_by_ranks(path):
             return align.resume(path, X=X, Y=Y, callback=callback)
         call, checkpoint = align.read_continuation(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
