@@ -813,7 +813,7 @@ MECHANISMS = (
         "Sinkhorn's half-steps are over-relaxed between checks.",
         (loop.adapt_relaxation, relax),
         (
-            Switch(scaling.run_scaling, _plain(scaling.run_scaling), _is_relaxed),
+            Switch(scaling.iterate_scaling, _plain(scaling.iterate_scaling), _is_relaxed),
             Switch(loop.sinkhorn, _plain(loop.sinkhorn), _is_relaxed),
         ),
         "sinkhorn/scaling.py",

@@ -189,12 +189,12 @@ def solve_by_scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornO
     if scaler.column.has_divergence and not scaler.row.has_divergence:
         f = scaler.row.potential(scaler.score.softmin(g, 1))
     first = absorb_potentials(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
-    found = run_scaling(scaler, first, options=options, max_iter=max_iter)
+    found = iterate_scaling(scaler, first, options=options, max_iter=max_iter)
     f, g, largest = finish_scaling(scaler.out, found.state)
     return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
 
-def run_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
+def iterate_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
     """Go on from where potentials were `absorb_potentials`, as `solve_by_scaling` does, whose last step is left."""
     score, row, column = scaler.score, scaler.row, scaler.column
     now, change, weight, n_iter = first, None, options.relaxation, 0

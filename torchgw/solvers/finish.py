@@ -21,7 +21,7 @@ from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import Scaler, absorb_potentials, finish_scaling, run_scaling
+from torchgw.sinkhorn.scaling import Scaler, absorb_potentials, finish_scaling, iterate_scaling
 from torchgw.solvers.inner import InitialScaling, as_graph_numbers
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart, adapt_potentials
@@ -49,7 +49,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     start = WarmStart(cost, end.f, end.g)
     begun = _begin_scaling(kernel, model.constraints, start, ratio, at, low_rank, score, plan)
     scaler = Scaler(kernel.bind(score), begun.row, begun.column, plan)
-    found = run_scaling(scaler, begun.scaling, options=options, max_iter=options.final_max_iter)
+    found = iterate_scaling(scaler, begun.scaling, options=options, max_iter=options.final_max_iter)
     begun = begun._replace(scaling=found.state)
     rounded, f, g, numbers = _finish_plan(plan, begun, p, q, model.marginals, at)
     largest, *missed = AsyncNumbers(numbers).values()

@@ -32,7 +32,14 @@ from torchgw.runtime.scratch import scratches
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, ScalingRun, ScalingState, absorb_potentials, finish_scaling, run_scaling
+from torchgw.sinkhorn.scaling import (
+    Scaler,
+    ScalingRun,
+    ScalingState,
+    absorb_potentials,
+    finish_scaling,
+    iterate_scaling,
+)
 from torchgw.sinkhorn.sides import LARGEST_RATIO, MarginalConstraint
 from torchgw.solvers.warm_start import WarmStart, adapt_potentials
 from torchgw.types import Softmins
@@ -158,7 +165,7 @@ class StoredSolver:
 
     def _run_scaling(self, row: MarginalConstraint, column: MarginalConstraint, first: ScalingState) -> ScalingRun:
         scaler = Scaler(self.kernel.bind(self._score), row, column, self._plan)
-        return run_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
+        return iterate_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
 
 
 class InitialScaling(NamedTuple):
