@@ -54,7 +54,7 @@ DIRECT = (250, 500, 1000, 2000, 3000)
 
 
 def problem(kind: str, n: int, dtype: torch.dtype, blur: float = 1.0) -> Differentiable:
-    """Solved to its fixed point: n points in 3-D and n in 2-D, with ``blur`` times the entropy."""
+    """Solved to its fixed point: n points in 3-D and n in 2-D, with ``mean_row_entropy`` times the entropy."""
     generator = torch.Generator().manual_seed(n)
     X, Y = (torch.rand(n, d, generator=generator, dtype=torch.float64).square() for d in (3, 2))
     X, Y = (side * torch.tensor(lengths).to(side) for side, lengths in ((X, (1.0, 0.5, 0.2)), (Y, (1.0, 0.5))))

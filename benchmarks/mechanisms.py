@@ -226,7 +226,7 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 
 _improve, _start_sharply, _solve_transport = (
     crossing.improve_by_offspring,
-    full_starts.sharp_starts,
+    full_starts.make_unregularized_starts,
     transport_lp.transport,
 )
 
@@ -236,7 +236,7 @@ def _no_random_plans(product: torch.Tensor, count: int, generator: torch.Generat
 
 
 def _product_alone(asked: Any) -> list[Any]:
-    return [full_starts.from_product(asked)]
+    return [full_starts.make_product_candidate(asked)]
 
 
 def _one_start(asked: Any, plan: Any, level: str, origin: str) -> list[Any]:
@@ -258,7 +258,7 @@ def _first_with_plans(asked: Any, candidates: list[Any], plans: Any) -> list[Any
 
 
 def _first_step_of_path(asked: Any, first: Any, seconds: float, solve: Any) -> Any:
-    return replace(first, path=(continuation.step_of(asked, first, seconds),))
+    return replace(first, path=(continuation.make_epsilon_step(asked, first, seconds),))
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,7 +297,7 @@ def _of_product(asked: Any) -> torch.Tensor:
 
 
 def _pairs_at_once(asked: Any, plan: Any, cut: Any) -> tuple[Any, bool]:
-    return graph_matching.of_pairs(asked, *graph_matching.find_mutual_pairs(asked.similarity(plan))), True
+    return graph_matching.plan_from_pairs(asked, *graph_matching.find_mutual_pairs(asked.similarity(plan))), True
 
 
 def _in_order(source: Any, labels: Any, plan: Any, p: Any, q: Any, options: Any, generator: Any) -> Any:
@@ -336,29 +336,29 @@ MECHANISMS = (
     Mechanism(
         "start-modes",
         "Starts match landmarks by leading modes with every combination of signs.",
-        (initial_guesses.signs_of, initial_guesses.leading_modes),
-        (empty((initial_guesses, "signs_of")),),
+        (initial_guesses.sign_combinations, initial_guesses.leading_modes),
+        (empty((initial_guesses, "sign_combinations")),),
         STARTS,
     ),
     Mechanism(
         "start-pairs",
         "Starts match landmarks by their distances to a few random points.",
-        (initial_guesses._sizes, initial_guesses._uniform, initial_guesses.drawn_ahead),
-        (empty((initial_guesses, "_sizes")),),
+        (initial_guesses._anchor_counts, initial_guesses._draw_uniform, initial_guesses.draw_ahead),
+        (empty((initial_guesses, "_anchor_counts")),),
         STARTS,
     ),
     Mechanism(
         "start-random",
         "Random plans between landmarks are starts where a marginal may give way.",
-        (initial_guesses.random_plans,),
-        (Switch((anneal, "random_plans"), _no_random_plans),),
+        (initial_guesses.draw_random_plans,),
+        (Switch((anneal, "draw_random_plans"), _no_random_plans),),
         STARTS,
     ),
     Mechanism(
         "start-random-all",
         "Random plans on all points are starts of models without entropy.",
-        (initial_guesses.random_plans,),
-        (Switch((dense, "random_plans"), lambda *given: []),),
+        (initial_guesses.draw_random_plans,),
+        (Switch((dense, "draw_random_plans"), lambda *given: []),),
         STARTS,
     ),
     Mechanism(
@@ -371,30 +371,30 @@ MECHANISMS = (
     Mechanism(
         "start-all-distributions",
         "All points are matched by the distributions of their distances.",
-        (full_starts.by_distributions, full_starts.by_features),
-        (empty(full_starts.by_distributions),),
+        (full_starts.make_distribution_starts, full_starts.make_feature_starts),
+        (empty(full_starts.make_distribution_starts),),
         STARTS,
     ),
     Mechanism(
         "start-proximal",
         "Proximal steps lead from the product plan to a start on all points.",
-        (full_starts.by_product, full_starts._guess_candidate, proximal.proximal_plan),
-        (Switch(full_starts.by_product, _product_alone),),
+        (full_starts.make_proximal_starts, full_starts._candidate_from_plan, proximal.proximal_plan),
+        (Switch(full_starts.make_proximal_starts, _product_alone),),
         ENTROPIC,
         True,
     ),
     Mechanism(
         "start-product",
         "Solves without entropy also begin at the product plan.",
-        (full_starts.product_starts,),
-        (empty(full_starts.product_starts),),
+        (full_starts.make_product_starts,),
+        (empty(full_starts.make_product_starts),),
         STARTS,
     ),
     Mechanism(
         "start-both-ways",
         "A rough plan is also annealed, and not only descended from as it is.",
-        (full_starts.sharp_starts,),
-        (Switch(full_starts.sharp_starts, _one_start, lambda given, named, result: len(result) > 1),),
+        (full_starts.make_unregularized_starts,),
+        (Switch(full_starts.make_unregularized_starts, _one_start, lambda given, named, result: len(result) > 1),),
         MULTISTART,
         True,
     ),
@@ -410,8 +410,8 @@ MECHANISMS = (
         "statistics",
         "Nodes are matched by degrees, triangles and the means of these over neighbours.",
         ("statistics",),
-        views.GraphViews.statistics,
-        views.by_features,
+        views.SpaceGraph.statistics,
+        views.match_by_features,
     ),
     view(
         "hop-distributions",
@@ -425,15 +425,15 @@ MECHANISMS = (
         ("distributions of heat",),
         views.heat_quantiles,
     ),
-    view("spectra", "Nodes are matched by all eigenvectors of both graphs.", ("spectra",), views.by_spectra),
-    view("subtrees", "Nodes are matched by the trees around them.", ("subtrees",), views.by_subtrees, subtrees),
-    view("hops", "Proximal steps on hop distances end in a start.", ("hops",), views.by_matrices),
-    view("heat", "Proximal steps on heat kernels end in a start.", ("heat",), views.GraphViews.heat),
+    view("spectra", "Nodes are matched by all eigenvectors of both graphs.", ("spectra",), views.match_by_spectra),
+    view("subtrees", "Nodes are matched by the trees around them.", ("subtrees",), views.match_by_subtrees, subtrees),
+    view("hops", "Proximal steps on hop distances end in a start.", ("hops",), views.match_by_matrices),
+    view("heat", "Proximal steps on heat kernels end in a start.", ("heat",), views.SpaceGraph.heat),
     Mechanism(
         "view-cost",
         "Nodes are matched by the linear cost alone.",
-        (contest._Contest.by_cost,),
-        (none(contest._Contest.by_cost),),
+        (contest._Contest.match_by_cost,),
+        (none(contest._Contest.match_by_cost),),
         GRAPH_STARTS,
     ),
     # Landmarks and levels.
@@ -451,7 +451,7 @@ MECHANISMS = (
     Mechanism(
         "every-point",
         "Between few points, all of them are landmarks of a search without entropy.",
-        (every_point.is_few, every_point.search_every_point, every_point._candidate, basins._search_few_points),
+        (every_point.is_few, every_point.search_every_point, every_point._make_candidate, basins._search_few_points),
         (never(every_point.is_few),),
         MULTISTART,
         True,
@@ -459,7 +459,7 @@ MECHANISMS = (
     Mechanism(
         "cells",
         "A search without entropy goes through cells with mean distances.",
-        (every_point.search_cells, every_point.CellPair, every_point.cells_of, basins._search_cells),
+        (every_point.search_cells, every_point.CellPair, every_point.make_cells, basins._merge_cell_basins),
         (never(every_point.has_cells), seen(every_point.search_cells)),
         COARSENING,
         True,
@@ -484,8 +484,8 @@ MECHANISMS = (
     Mechanism(
         "rung-modes",
         "Leading modes of all points are starts on that level.",
-        (rung.WeightedLevel._by_modes, rung.WeightedLevel._modes),
-        (empty(rung.WeightedLevel._by_modes),),
+        (rung.WeightedLevel._solve_from_modes, rung.WeightedLevel._leading_modes),
+        (empty(rung.WeightedLevel._solve_from_modes),),
         STARTS,
         False,
         "sizes",
@@ -493,10 +493,10 @@ MECHANISMS = (
     Mechanism(
         "comparison",
         "Candidates are compared by a few iterations on all points.",
-        (basins._refine_candidate, basins._compare_on_all_points),
+        (basins._evaluate_candidate, basins._compare_on_all_points),
         (
             Switch(
-                basins._refine_candidate,
+                basins._evaluate_candidate,
                 lambda asked, candidate, epsilon: (candidate, None),
                 lambda given, named, result: result[0] is not given[1],
             ),
@@ -522,15 +522,15 @@ MECHANISMS = (
         "cells-of-curves",
         "Entropic solves between curves begin between cells and climb to all points.",
         (from_cells,),
-        (never(from_cells._pays),),
+        (never(from_cells._should_use_cells),),
         LEVELS,
         True,
     ),
     Mechanism(
         "ladder",
         "A streaming solve climbs by four times as many cells on each level.",
-        (ladder._next,),
-        (constant(ladder, "GROWTH", 10**9), seen(ladder._next)),
+        (ladder._solve_next_level,),
+        (constant(ladder, "GROWTH", 10**9), seen(ladder._solve_next_level)),
         LEVELS,
         True,
         "scale",
@@ -538,8 +538,8 @@ MECHANISMS = (
     Mechanism(
         "vertex-levels",
         "Vertices of many points are found between cells first.",
-        (vertex_levels._cells, vertex_levels.matched_pairs, vertex_levels.VertexLevel.after),
-        (Switch((vertex_levels.VertexLevel, "many"), lambda self: False, true),),
+        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels.VertexLevel.linearise_at_cells),
+        (Switch((vertex_levels.VertexLevel, "uses_flows"), lambda self: False, true),),
         LEVELS,
         True,
         "vertices",
@@ -549,15 +549,15 @@ MECHANISMS = (
         "contest",
         "Plans from several views of two graphs are halved, made sharp and recombined.",
         (contest, views),
-        (Switch(contest.contest, lambda asked, x, y: full_starts.by_product(asked)),),
+        (Switch(contest.run_contest, lambda asked, x, y: full_starts.make_proximal_starts(asked)),),
         MULTISTART,
         True,
     ),
     Mechanism(
         "contest-halving",
         "The higher half of the views' plans is left behind after each round of steps.",
-        (contest._Contest.better_half,),
-        (Switch(contest._Contest.better_half, same(1)),),
+        (contest._Contest.keep_better_half,),
+        (Switch(contest._Contest.keep_better_half, same(1)),),
         MULTISTART,
         True,
     ),
@@ -565,7 +565,7 @@ MECHANISMS = (
         "contest-direct",
         "The views' own plans are made sharp, without steps before.",
         (),
-        (constant(contest, "DIRECT_PAIRS", 0), seen(contest._Contest.has_decision, _only_permutations)),
+        (constant(contest, "DIRECT_PAIRS", 0), seen(contest._Contest.has_agreement, _only_permutations)),
         MULTISTART,
         True,
     ),
@@ -599,7 +599,7 @@ MECHANISMS = (
         "chains",
         "Chains of exchanges move whole branches of graphs that are nearly trees.",
         (chains, contest._Contest.exchange_branches),
-        (Switch((contest._Contest, "branching"), lambda self: False, None), seen(chains.improve_by_chains)),
+        (Switch((contest._Contest, "is_tree_like"), lambda self: False, None), seen(chains.improve_by_chains)),
         LOCAL,
     ),
     Mechanism(
@@ -611,7 +611,7 @@ MECHANISMS = (
             assignment._exchange_gains,
             assignment._exchange_gain,
             sharp._exchange_matches,
-            sharp._exchanged_further,
+            sharp._improve_by_exchanges,
         ),
         (
             Switch(
@@ -633,7 +633,7 @@ MECHANISMS = (
     Mechanism(
         "race",
         "After one step on all points, only candidates nearly as low as the lowest go on.",
-        (dense._rank_after_one_step, sharp.first_step),
+        (dense._rank_after_one_step, sharp.take_first_step),
         (Switch(dense._rank_after_one_step, _all_of_them, lambda given, named, result: len(given[1]) > 1),),
         MULTISTART,
         True,
@@ -670,16 +670,16 @@ MECHANISMS = (
     Mechanism(
         "permutations",
         "Conditional gradients go from permutation to permutation where masses are equal and distances factored.",
-        (permutations, sharp._Descent._by_permutations),
-        (none(sharp._Descent._by_permutations),),
+        (permutations, sharp._Descent._solve_by_permutations),
+        (none(sharp._Descent._solve_by_permutations),),
         GRADIENT,
         True,
     ),
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, factored_transport, sharp._Descent._between_factors),
-        (none(sharp._Descent._between_factors),),
+        (factored_descent, factored_transport, sharp._Descent._solve_between_factors),
+        (none(sharp._Descent._solve_between_factors),),
         GRADIENT,
         True,
         "vertices",
@@ -785,7 +785,7 @@ MECHANISMS = (
     Mechanism(
         "continuation",
         "An epsilon that is left to the solve falls while that sharpens the plan.",
-        (continuation.continue_in_epsilon, continuation.blur),
+        (continuation.continue_in_epsilon, continuation.mean_row_entropy),
         (
             Switch(
                 continuation.continue_in_epsilon, _first_step_of_path, lambda given, named, result: len(result.path) > 1
@@ -852,8 +852,8 @@ MECHANISMS = (
         (
             constant(sharp, "CORRECTIONS", 0),
             constant(smooth, "CORRECTIONS", 0),
-            seen(leading.SurrogateGradient.correct_at),
-            seen(leading.SurrogateGradient.correct_at_sparse),
+            seen(leading.SurrogateGradient.with_correction_at),
+            seen(leading.SurrogateGradient.with_correction_at_sparse),
         ),
         FACTORS,
         True,
@@ -862,15 +862,15 @@ MECHANISMS = (
     Mechanism(
         "sparse-hops",
         "Nodes of sparse graphs are also matched by hops to landmarks.",
-        (sparse_basins._by_hops, sparse_basins.Hops),
-        (Switch(sparse_basins._by_hops, lambda *given: iter(())),),
+        (sparse_basins._match_by_hops, sparse_basins.HopDistances),
+        (Switch(sparse_basins._match_by_hops, lambda *given: iter(())),),
         GRAPH_STARTS,
     ),
     Mechanism(
         "sparse-subtrees",
         "Nodes of sparse graphs are also matched by the trees around them.",
-        (sparse_basins._by_subtrees,),
-        (Switch(sparse_basins._by_subtrees, lambda *given: iter(())),),
+        (sparse_basins._match_by_subtrees,),
+        (Switch(sparse_basins._match_by_subtrees, lambda *given: iter(())),),
         GRAPH_STARTS,
     ),
     Mechanism(
@@ -884,7 +884,7 @@ MECHANISMS = (
     Mechanism(
         "sparse-annealing",
         "Soft matches of sparse graphs are annealed.",
-        (graph_matching.anneal_matching, graph_matching._soften_matching, graph_matching._sure),
+        (graph_matching.anneal_matching, graph_matching._soften_matching, graph_matching._mean_confidence),
         (Switch(graph_matching.anneal_matching, _pairs_at_once),),
         "methods/sparse_graphs.py",
     ),

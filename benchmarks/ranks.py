@@ -135,16 +135,16 @@ def several(kind: str, n: int, k: int, folder: Path) -> Row:
     """The same by all ranks; what is sent in one more sweep over all pairs where n and k are those of `SWEPT`."""
     import torch.distributed as dist
 
-    from torchgw.distributed.align import DEFAULTS, aligned_by
-    from torchgw.distributed.groups import ranks_in
+    from torchgw.distributed.align import DEFAULTS, align_by_ranks
+    from torchgw.distributed.groups import open_ranks
 
-    with ranks_in(None, "cpu") as ranks:
+    with open_ranks(None, "cpu") as ranks:
         if n == k == SWEPT:
             return _sweeps(n, ranks)
         given = DEFAULTS | solved(kind, n, k)
         dist.barrier()
         before, began = carried(), time.perf_counter()
-        result = aligned_by(ranks, given)
+        result = align_by_ranks(ranks, given)
         seconds = time.perf_counter() - began
         dist.barrier()
         row = told(result, folder, f"rank-{ranks.rank}", seconds)

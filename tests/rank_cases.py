@@ -41,8 +41,8 @@ from torchgw import (
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed import processes
-from torchgw.distributed.align import DEFAULTS, aligned_by
-from torchgw.distributed.groups import ranks_in
+from torchgw.distributed.align import DEFAULTS, align_by_ranks
+from torchgw.distributed.groups import open_ranks
 from torchgw.solvers import factored_transport
 from torchgw.spaces.graph import build_graph
 from torchgw.spaces.prepare import InputSpace
@@ -168,7 +168,7 @@ def on_the_simulated_device() -> dict[str, Any]:
 
     with simulated_gpu() as simulation, triton_stands_in(simulation), mock.patch.object(processes, "dist", Unwrapped()):
         ranks = processes.Processes(dist.group.WORLD, CUDA)  # type: ignore[arg-type]
-        return summary(aligned_by(ranks, DEFAULTS | problems(120, 140)["balanced"]))
+        return summary(align_by_ranks(ranks, DEFAULTS | problems(120, 140)["balanced"]))
 
 
 def cut_off(folder: Path) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def cut_off(folder: Path) -> dict[str, Any]:
             (folder / "killed").write_text(str(time.time()))
             os.kill(os.getpid(), signal.SIGKILL)
 
-        mock.patch("torchgw.strategies.streaming.keep", killed).start()
+        mock.patch("torchgw.strategies.streaming.keep_tiles", killed).start()
     try:
         distributed.gw_align(**given)
     except distributed.RankError as error:
@@ -250,7 +250,7 @@ def graphs() -> dict[str, Any]:
         "many neighbours": (X, parted(Y), 40),
         "few points": (X[:4], Y[:6], None),
     }
-    with ranks_in(None, "cpu") as ranks:
+    with open_ranks(None, "cpu") as ranks:
         for name, (*points, k) in cases.items():
             spaces = [InputSpace(side, each, "landmark") for side, each in zip("XY", points, strict=True)]
             shares = {number: each[ranks.share(len(each))] for number, each in enumerate(points)}
@@ -322,13 +322,13 @@ def stopped(folder: Path) -> dict[str, Any]:
 
 def on_gpus() -> dict[str, Any]:
     """A solve by NCCL, whatever the number of ranks: one has its exchanges too."""
-    with ranks_in(None, None) as ranks:
+    with open_ranks(None, None) as ranks:
         share = torch.arange(12.0, device=ranks.device).reshape(6, 2)[ranks.share(6)]
         order = torch.tensor([5, 0, 3, 1, 4, 2], device=ranks.device)
         moved = ranks.all_gather(ranks.permute(share, order), 6)
         found = by_ranks(["balanced", "fused"], 5000, 6000) if ranks.count > 1 else {}
         if ranks.count == 1:
-            found = {"balanced": summary(aligned_by(ranks, DEFAULTS | problems(5000, 6000)["balanced"]))}
+            found = {"balanced": summary(align_by_ranks(ranks, DEFAULTS | problems(5000, 6000)["balanced"]))}
         return found | {"moved": moved[:, 0].tolist(), "sum": float(ranks.sum(torch.ones(1, device=ranks.device)))}
 
 

@@ -121,7 +121,7 @@ def test_evaluations_within_another_and_those_of_other_plans_are_told_apart():
     led = SurrogateGradient(gradient, p, q, torch.Generator().manual_seed(0))
     loss = PairLoss.of(SQUARE, distances(5, 0), distances(4, 1))
     with net.evaluations() as counted:
-        led.correct_at(plan, p)  # which calls two others
+        led.with_correction_at(plan, p)  # which calls two others
         gradient(plan, p)
         few(corner, r)
         loss.cost(corner.plan.expand(3, 5, 4), r.expand(3, 5), s.expand(3, 4))

@@ -133,7 +133,7 @@ def test_the_command_alone_names_its_commands(capsys: pytest.CaptureFixture[str]
 
 def test_one_feature_for_each_point_is_a_column(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", SPIRAL[:, 0])
-    found = command.features_of([tmp_path / "t.npy"] * 2, 2**20)
+    found = command.load_features([tmp_path / "t.npy"] * 2, 2**20)
     np.testing.assert_array_equal(found[1], SPIRAL[:, :1])
     with pytest.raises(ValueError, match=r"rows and columns, got shape \(90,\); one number .* x\[:, None\]"):
         read_space("X", tmp_path / "t.npy")

@@ -27,8 +27,8 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control
-from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, LandmarkSolution, basins_of, coarse_basins
-from torchgw.search.initial_guesses import leading_modes, start_costs
+from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, LandmarkSolution, find_coarse_basins, group_into_basins
+from torchgw.search.initial_guesses import leading_modes, make_start_costs
 from torchgw.search.lift import lift
 from torchgw.spaces.quantisation import KINDS, choose_landmarks, coverage
 
@@ -145,7 +145,7 @@ def test_start_costs_are_finite_distinct_and_of_mean_one() -> None:
     rng = np.random.default_rng(3)
     DX, DY = (torch.from_numpy(random_distances(n, rng)) for n in (15, 18))
     p, q = (torch.from_numpy(random_masses(n, rng)) for n in (15, 18))
-    costs = start_costs(DX, DY, p, q, 30, generator())
+    costs = make_start_costs(DX, DY, p, q, 30, generator())
     assert costs.shape == (30, 15, 18)
     np.testing.assert_allclose(torch.einsum("i,bij,j->b", p, costs, q), np.ones(30), rtol=1e-9)
     single = torch.cat((costs[:12:2], costs[12:]))  # two distributions and four signs come twice in the plane
@@ -195,9 +195,9 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
     for plan, energy in zip(plans, found, strict=True):
         assert float(energy) == pytest.approx(float((linearised_cost(DX, DY, plan) * plan).sum()), rel=1e-9)
     twice = torch.from_numpy(np.concatenate((plans, plans + 1e-4)))
-    groups = basins_of(twice, torch.arange(6.0), 3).groups
+    groups = group_into_basins(twice, torch.arange(6.0), 3).groups
     assert groups == [[0, 3], [1, 4], [2, 5]]
-    assert basins_of(twice, -torch.arange(6.0), 2).groups == [[5, 2], [4, 1]]
+    assert group_into_basins(twice, -torch.arange(6.0), 2).groups == [[5, 2], [4, 1]]
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
@@ -214,7 +214,7 @@ def test_a_group_is_the_lowest_plan_that_is_in_none_and_what_agrees_with_it(devi
     assert most < 20 or [7] in expected
     with simulated_gpu() as simulation:
         given = (torch.from_numpy(each).to(device) for each in (plans, energies))
-        assert basins_of(*given, most).groups == expected
+        assert group_into_basins(*given, most).groups == expected
         assert simulation.n_waits <= 1 + 2  # the two sides that are sent
 
 
@@ -224,7 +224,7 @@ def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_on
         device = torch.device("cuda")
         space, mass = EuclideanDistances(points).to(device, F64), torch.full((150,), 1 / 150, dtype=F64).to(device)
         given, before = (Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), torch.Generator(device)), simulation.n_waits
-        found = coarse_basins((space, space), (mass, mass), *given)
+        found = find_coarse_basins((space, space), (mass, mass), *given)
         waits = simulation.n_waits - before
     assert list(found.kinds) == list(KINDS)
     assert waits == 3  # for the first kind's landmarks, the others', and all basins
@@ -233,7 +233,7 @@ def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_on
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:
     two, mass = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64), torch.full((2,), 0.5, dtype=F64)
     space, options = PrecomputedDistances(two.numpy()), CoarseOptions(n_landmarks=10**6, n_starts=4)
-    found = coarse_basins((space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, options, generator())
+    found = find_coarse_basins((space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, options, generator())
     (basins,) = found.kinds.values()
     assert sum(basin.count for basin in basins) == 3 * 4 * 30
 
@@ -243,7 +243,9 @@ def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies()
     graph, D = path_graph(list(rng.uniform(0.5, 1.5, size=39) * np.linspace(0.3, 2.0, 39)))
     space = PrecomputedDistances(D)
     mass = torch.full((40,), 1 / 40, dtype=F64)
-    found = coarse_basins((space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator())
+    found = find_coarse_basins(
+        (space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator()
+    )
     (basins,) = found.kinds.values()
     assert len(basins) == 2
     assert basins[0].energy < 0.2 * basins[1].energy

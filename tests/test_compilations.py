@@ -66,7 +66,7 @@ def test_a_machine_without_a_gpu_is_told_so_in_a_line(capsys: pytest.CaptureFixt
 def test_kernels_that_two_processes_compile_count_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warm, "side_by_side", lambda device: [{"1": "a"}, {"1": "a", "2": "b"}])
+    monkeypatch.setattr(warm, "compile_cases", lambda device: [{"1": "a"}, {"1": "a", "2": "b"}])
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         assert cli.main(["warm", "--json"]) == cli.main(["warm"]) == 0
     whole, _, line = capsys.readouterr().out.rpartition("}\n")

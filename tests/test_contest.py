@@ -20,8 +20,8 @@ from torchgw.persist.watch import Watch
 from torchgw.search.basins import describe_basins, list_basins
 from torchgw.search.candidate import Candidate
 from torchgw.search.contest import Entrant, _Contest
-from torchgw.search.subtrees import likeness
-from torchgw.search.views import VIEWS, GraphViews
+from torchgw.search.subtrees import compare_subtrees
+from torchgw.search.views import VIEWS, SpaceGraph
 from torchgw.solvers import assignment
 from torchgw.solvers.assignment import (
     AssignmentProblem,
@@ -143,7 +143,7 @@ def test_a_view_gives_a_plan_that_knows_no_order_of_points(name: str, directed: 
     p = rng.uniform(0.5, 2, 30)
     order = rng.permutation(30)
     x, y, z = (
-        GraphViews(torch.tensor(D, dtype=torch.float64), torch.tensor(m / m.sum(), dtype=torch.float64), directed)
+        SpaceGraph(torch.tensor(D, dtype=torch.float64), torch.tensor(m / m.sum(), dtype=torch.float64), directed)
         for D, m in ((A, p), (A[:25, :25], p[:25]), (A[np.ix_(order, order)], p[order]))
     )
     plan, turned = (VIEWS[name](side, y, Watch()) for side in (x, z))
@@ -201,8 +201,8 @@ def test_starts_agree_that_end_at_the_result_and_no_others(
         first.extend(ends(field, plans))
         return first.copy()
 
-    ends = _Contest.ends
-    monkeypatch.setattr(_Contest, "ends", seen)
+    ends = _Contest.run_halving
+    monkeypatch.setattr(_Contest, "run_halving", seen)
     result = quietly(gw_align, A, B, distances="adjacency", epsilon=0, random_state=0)
     agreeing = {
         entrant.origin
@@ -240,7 +240,7 @@ def test_a_tree_ends_at_its_true_matching() -> None:
 
 
 def likeness_of(A: Array, B: Array, depth: int = 50) -> Array:
-    found = likeness(*(torch.tensor(D, dtype=torch.float32) for D in (A, B)), depth)
+    found = compare_subtrees(*(torch.tensor(D, dtype=torch.float32) for D in (A, B)), depth)
     assert found is not None
     return np.asarray(found)
 
@@ -257,13 +257,13 @@ def test_likeness_counts_the_edges_that_trees_have_in_common() -> None:
 def test_likeness_leaves_graphs_of_many_edges_or_none() -> None:
     for A in (np.ones((40, 40)), np.zeros((40, 40))):
         D = torch.tensor(A)
-        assert likeness(D, D, 3) is None
+        assert compare_subtrees(D, D, 3) is None
 
 
 @pytest.mark.parametrize("name", ["statistics", "distributions of heat, time 1", "heat, time 1"])
 def test_a_view_of_directed_graphs_tells_a_source_from_a_sink(name: str) -> None:
     D = torch.tensor(nx.to_numpy_array(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4)])), dtype=torch.float32)
-    x, y = (GraphViews(each, torch.full((5,), 0.2), True) for each in (D, D.T))
+    x, y = (SpaceGraph(each, torch.full((5,), 0.2), True) for each in (D, D.T))
     assert (VIEWS[name](x, x, Watch()).argmax(1) == torch.arange(5)).all()
     assert (VIEWS[name](x, y, Watch()).argmax(1) == torch.arange(4, -1, -1)).all()
 

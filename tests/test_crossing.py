@@ -117,7 +117,7 @@ def test_which_ends_are_distinct_is_read_from_a_gpu_at_once() -> None:
         return [Entrant("", plan.to(device), float(at)) for at, plan in enumerate(plans)]
 
     def places(pool: list[Entrant]) -> list[float]:
-        return [entrant.energy for most in (1, 4, 60) for entrant in crossing._distinct(pool, most, apart / 6)]
+        return [entrant.energy for most in (1, 4, 60) for entrant in crossing._select_distinct(pool, most, apart / 6)]
 
     with simulated_gpu() as simulation:
         there = pool("cuda")

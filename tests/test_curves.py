@@ -124,13 +124,13 @@ def test_points_without_mass_and_an_end_from_outside_are_carried_through_cells(f
 
 
 def test_potentials_that_are_no_numbers_are_refused(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    lifted = ladder.lift_state
+    lifted = ladder.lift_potentials
 
     def broken(*given: Any) -> tuple[Any, ...]:
         f, *others = lifted(*given)
         return f * math.nan, *others
 
-    monkeypatch.setattr(ladder, "lift_state", broken)
+    monkeypatch.setattr(ladder, "lift_potentials", broken)
     with pytest.raises(FloatingPointError, match=r"epsilon = 0.001 is too small: potentials are beyond"):
         curves(epsilon=1e-3)
 

@@ -39,7 +39,7 @@ def test_the_demo_prints_its_table_and_draws_its_picture(
 
 def test_the_picture_shows_what_is_carried_the_plan_and_how_sure_it_is() -> None:
     run = demo.run_alignment(60, 70, "precomputed", None)
-    both, plan, sure = demo.picture(run).axes[::2]  # each with a colour bar
+    both, plan, sure = demo.draw_picture(run).axes[::2]  # each with a colour bar
     angles = np.asarray(run.result.push(run.source_angle))
     expected = colormaps["viridis"](angles / 9)
     apart = cdist(np.asarray(both.collections[1].get_facecolor()), expected)

@@ -24,7 +24,7 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.embedding import eigen
-from torchgw.embedding.graph import affinities, matrix_graph
+from torchgw.embedding.graph import compute_affinities, make_matrix_graph
 from torchgw.embedding.joint import JointEmbedding, joint_embedding
 from torchgw.kernels.tiles import Tiles
 from torchgw.spaces.graph import build_graph
@@ -126,7 +126,7 @@ def test_a_space_aligned_with_itself_has_one_embedding_the_eigenmap_of_its_graph
     n = len(space)
     found = joint_embedding([space, space], [DenseCoupling(torch.eye(n, dtype=torch.float64) / n)], 3)
     assert_equal(found, [found.coordinates[1], found.coordinates[0]], 1e-9)
-    W = affinities(build_graph(space)[0]).toarray()
+    W = compute_affinities(build_graph(space)[0]).toarray()
     W /= W.sum()
     values, z = scipy.linalg.eigh(np.diag(W.sum(1)) - W, np.diag(W.sum(1) + 3.0 / n))
     np.testing.assert_allclose(found.eigenvalues, values[1:4], rtol=1e-8)
@@ -137,7 +137,7 @@ def test_a_space_aligned_with_itself_has_one_embedding_the_eigenmap_of_its_graph
 def test_components_are_centred_of_variance_one_and_uncorrelated(problem) -> None:
     spaces, _, plans = problem
     found = joint_embedding(spaces, plans, 3)
-    graphs = [affinities(build_graph(space)[0]) for space in spaces]
+    graphs = [compute_affinities(build_graph(space)[0]) for space in spaces]
     degrees = [np.asarray(W.sum(1)).ravel() / W.sum() for W in graphs]
     for i, plan in enumerate(plans, 1):
         degrees[i] = degrees[i] + 3 * plan.marginal(1).numpy()
@@ -395,7 +395,7 @@ def test_a_distance_matrix_does_as_well_as_its_points(problem) -> None:
 def test_the_graph_of_a_distance_matrix_joins_what_is_near_and_all_that_can_be_joined() -> None:
     points = np.concatenate((np.arange(20.0), np.arange(20.0) + 100.0, [5.0]))[:, None]
     matrix = np.abs(points - points.T)
-    graph = matrix_graph(matrix, 2)
+    graph = make_matrix_graph(matrix, 2)
     assert (graph != graph.T).nnz == 0
     assert not (graph.indices == np.repeat(np.arange(41), np.diff(graph.indptr))).any()
     assert graph[19, 20] == 81.0
@@ -406,16 +406,16 @@ def test_the_graph_of_a_distance_matrix_joins_what_is_near_and_all_that_can_be_j
 
     assert connected_components(graph + 1e-9 * (graph != 0))[0] == 1
     apart = np.where(np.abs((points > 50) * 1.0 - (points > 50).T), np.inf, matrix)
-    assert np.isfinite(matrix_graph(apart, 30).data).all()
+    assert np.isfinite(make_matrix_graph(apart, 30).data).all()
 
 
 def test_affinities_are_nowhere_negligible(problem) -> None:
-    W = affinities(build_graph(problem[0][2])[0])
+    W = compute_affinities(build_graph(problem[0][2])[0])
     assert W.data.min() >= np.exp(-1) - 1e-12
     assert W.data.max() <= 1
     zero = csr_matrix((np.array([0.0, 0.0, 2.0, 2.0]), ([0, 1, 1, 2], [1, 0, 2, 1])), shape=(3, 3))
-    np.testing.assert_allclose(affinities(zero).data, [1, 1, np.exp(-1), np.exp(-1)])
-    assert affinities(csr_matrix((4, 4))).nnz == 0
+    np.testing.assert_allclose(compute_affinities(zero).data, [1, 1, np.exp(-1), np.exp(-1)])
+    assert compute_affinities(csr_matrix((4, 4))).nnz == 0
 
 
 def without_mass(plan: PotentialCoupling, rows: np.ndarray) -> DenseCoupling:
@@ -523,7 +523,7 @@ def test_lobpcg_finds_a_spectrum_that_is_known_with_multiplicities_through_round
         calls.append(V.shape)
         return matrix @ V
 
-    found = eigen.smallest(apply, Q[:, 0], 5, lambda n, b: rng.normal(size=(n, b)), 1e-7, 500)
+    found = eigen.smallest_eigenpairs(apply, Q[:, 0], 5, lambda n, b: rng.normal(size=(n, b)), 1e-7, 500)
     assert len(calls) == found.n_iter > eigen.ROUND + eigen.LEAST  # more than one round
     np.testing.assert_allclose(found.values, values[1:6], rtol=1e-10)
     np.testing.assert_allclose(np.linalg.svd(found.vectors[:, :3].T @ Q[:, 1:4])[1], 1, rtol=1e-10)
@@ -541,7 +541,7 @@ def test_an_eigenvalue_of_two_does_not_hide_behind_the_constant() -> None:
     np.testing.assert_allclose(found.eigenvalues, ring[1:6], atol=1e-12)
     adjacency = torch.kron(torch.tensor([[0, 1], [0, 0]]), T) / 2
     laplacian = (torch.eye(12) - adjacency - adjacency.T).numpy()
-    whole = eigen.dense(lambda V: laplacian @ V, np.full(12, 12**-0.5), 11)
+    whole = eigen.solve_dense(lambda V: laplacian @ V, np.full(12, 12**-0.5), 11)
     np.testing.assert_allclose(whole.values, ring[1:], atol=1e-12)
     np.testing.assert_allclose(whole.vectors.sum(0), 0, atol=1e-12)
 

@@ -194,7 +194,7 @@ def test_every_argument_of_an_alignment_reaches_its_problem(monkeypatch: pytest.
 
 def test_a_checkpoint_keeps_every_argument_but_four() -> None:
     own = {"gradient_mode", "random_state", "callback", "checkpoint"}
-    assert build_problem(X, Y).call().keys() == inspect.signature(gw_align).parameters.keys() - own
+    assert build_problem(X, Y).checkpoint_arguments().keys() == inspect.signature(gw_align).parameters.keys() - own
 
 
 def test_a_loss_takes_what_an_alignment_takes() -> None:

@@ -137,7 +137,7 @@ def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: b
             found.append(float((gradient(DenseCoupling(plan), *ends).rows(whole) - wanted).abs().max()))
         return found
 
-    before, after = errors(gradient), errors(gradient.correct_at(DenseCoupling(T), T.sum(1), T.sum(0)))
+    before, after = errors(gradient), errors(gradient.with_correction_at(DenseCoupling(T), T.sum(1), T.sum(0)))
     assert after[0] < 1e-14
     assert after[1] < 0.05 * before[1]
 
@@ -168,7 +168,10 @@ def test_a_gradient_corrected_at_a_plan_of_few_entries_is_exact_there() -> None:
     plan = SparseCoupling.of(
         transport((D[:, :110] - E[:1]).numpy(), p.numpy(), q.numpy(), [np.zeros(110)]).plan, p.device
     )
-    expected, found = exact(plan, p).rows(slice(None)), led.correct_at_sparse(plan, p)(plan, p).rows(slice(None))
+    expected, found = (
+        exact(plan, p).rows(slice(None)),
+        led.with_correction_at_sparse(plan, p)(plan, p).rows(slice(None)),
+    )
     off = float((led(plan, p).rows(slice(None)) - expected).abs().max())
     assert float((found - expected).abs().max()) < 1e-6 * off
     assert off > 1e-4
@@ -191,8 +194,8 @@ def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape:
         two = SparseCoupling.of(other, p.device)
         assert (leading._plan_difference(two, one) is not None) == few
         afresh, further = (
-            led.correct_at_sparse(two, p).rest,
-            led.correct_at_sparse(one, p).correct_at_sparse(two, p).rest,
+            led.with_correction_at_sparse(two, p).rest,
+            led.with_correction_at_sparse(one, p).with_correction_at_sparse(two, p).rest,
         )
         torch.testing.assert_close(further, afresh, rtol=0, atol=1e-14)
 
@@ -209,8 +212,10 @@ def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
         monkeypatch.setattr(problem, name, value)
     monkeypatch.setattr(sharp, "FACTORED_PAIRS", 1)
     corrected: list[float] = []
-    at_entries = SurrogateGradient.correct_at_sparse
-    monkeypatch.setattr(SurrogateGradient, "correct_at_sparse", lambda *own: corrected.append(1.0) or at_entries(*own))
+    at_entries = SurrogateGradient.with_correction_at_sparse
+    monkeypatch.setattr(
+        SurrogateGradient, "with_correction_at_sparse", lambda *own: corrected.append(1.0) or at_entries(*own)
+    )
     found = quietly(torchgw.gw_align, *spaces, **given)
     assert corrected
     assert found.value <= 1.01 * by_matrices.value

@@ -18,7 +18,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from tests.problems import ROLL_ANGLE, SPIRAL_ANGLE
 from torchgw import GWResult, metrics
-from torchgw.search.automorphisms import most_agreements
+from torchgw.search.automorphisms import maximise_agreements
 
 SEEDS = range(6)
 LINE = np.abs(np.subtract.outer(np.arange(5.0), np.arange(5.0)))
@@ -143,7 +143,7 @@ def test_the_best_automorphism_is_that_of_all_permutations(seed: int) -> None:
     A = A if seed % 3 == 0 else np.triu(A, seed % 2) + np.triu(A, 1).T
     wanted = rng.permutation(n) if seed % 4 else rng.integers(-1, n, n)
     best = agreements_by_all_permutations(A, wanted)
-    assert most_agreements(A, wanted) == (best, best)
+    assert maximise_agreements(A, wanted) == (best, best)
 
 
 GRAPHS: dict[str, Callable[[], Any]] = {
@@ -197,12 +197,12 @@ def test_directions_and_weights_count() -> None:
 
 def test_nodes_of_a_directed_tree_are_told_apart_by_the_edges_to_them_too() -> None:
     tree = nx.to_scipy_sparse_array(nx.gn_graph(300, seed=0).reverse(), weight=None)
-    best, most = most_agreements(tree, np.random.default_rng(0).permutation(300), 10**7)
+    best, most = maximise_agreements(tree, np.random.default_rng(0).permutation(300), 10**7)
     assert best == most
 
 
 def test_a_search_that_is_too_long_says_between_what_the_score_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "most_agreements", lambda graph, wanted: most_agreements(graph, wanted, 300))
+    monkeypatch.setattr(metrics, "maximise_agreements", lambda graph, wanted: maximise_agreements(graph, wanted, 300))
     with pytest.raises(ValueError, match=r"too many automorphisms .* is between 0 and 1; leave automorphisms_of out"):
         metrics.node_correctness(np.roll(np.arange(20), 1), np.arange(20), automorphisms_of=nx.cycle_graph(20))
 

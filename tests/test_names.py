@@ -18,7 +18,7 @@ import torch
 
 import torchgw
 from torchgw import GWOptions, GWResult, LowRankOptions, cli, epsilon_path, gw_align, gw_loss, gw_pairwise, resume
-from torchgw.cli.input import names_of_cells, read_with_names
+from torchgw.cli.input import read_cell_names, read_with_names
 from torchgw.distributed import save
 from torchgw.estimator import GromovWasserstein
 from torchgw.request.names import check_names
@@ -387,7 +387,7 @@ def test_cells_that_share_a_name_are_matched_without_names(tmp_path: Path) -> No
         file.update({"X": POINTS, "obs/_index": ["twice"] * N})
     anndata.AnnData(POINTS, obs=pd.DataFrame(index=LETTERS)).write_h5ad(tmp_path / "y.h5ad")
     with pytest.warns(torchgw.types.TorchGWWarning, match="without names, which are not unique: 'twice' for points 0"):
-        assert names_of_cells("source", tmp_path / "x.h5ad", 2**20) is None
+        assert read_cell_names("source", tmp_path / "x.h5ad", 2**20) is None
     assert [line[:2] for line in command(tmp_path)[1:]] == [[str(i), letter] for i, letter in enumerate(LETTERS)]
 
 
@@ -405,7 +405,7 @@ def test_names_of_cells_are_not_believed(obs: Any, message: str, tmp_path: Path)
     with h5py.File(tmp_path / "x.h5ad", "w") as file:
         file.update({"X": POINTS} | {f"obs/{name}": found for name, found in obs.items()})
     with pytest.raises(ValueError, match=message):
-        names_of_cells("source", tmp_path / "x.h5ad", 2**14)
+        read_cell_names("source", tmp_path / "x.h5ad", 2**14)
 
 
 @pytest.mark.parametrize("side", ["source", "target"])

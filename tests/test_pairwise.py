@@ -37,11 +37,11 @@ from torchgw import (
 )
 from torchgw.batched import solve as batch
 from torchgw.batched.polish import polish
-from torchgw.batched.space import prepare
+from torchgw.batched.space import prepare_space
 from torchgw.objective.distributions import lower_bounds, signature
 from torchgw.pairwise import PairStatus, inputs, schedule
-from torchgw.pairwise.result import position
-from torchgw.pairwise.schedule import tiles
+from torchgw.pairwise.result import condensed_index
+from torchgw.pairwise.schedule import make_tiles
 from torchgw.solvers import transport_lp
 from torchgw.spaces.graph import neighbour_graph
 
@@ -81,7 +81,9 @@ def test_plans_have_exact_marginals_and_values_are_theirs() -> None:
     for n, k in ((9, 9), (12, 7), (45, 38), (100, 70)):
         DX, DY = random_distances(n, rng), random_distances(k, rng)
         p, q = (random_masses(n, rng), random_masses(k, rng)) if n != 9 else (np.full(9, 1 / 9), np.full(9, 1 / 9))
-        (solved,) = batch.solve_batch([(prepare(DX, p, 0, metric=True), prepare(DY, q, 0, metric=True))], 1e-2, CPU)
+        (solved,) = batch.solve_batch(
+            [(prepare_space(DX, p, 0, metric=True), prepare_space(DY, q, 0, metric=True))], 1e-2, CPU
+        )
         T = solved.plan.numpy()
         assert T.min() >= 0
         np.testing.assert_allclose(T.sum(1), p, atol=1e-13)
@@ -258,7 +260,7 @@ def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
     with schedule.one_thread_each(1) as pool:
         for (n, k), many in (((15, 12), 7), ((47, 20), 5), ((33, 33), 4), ((20, 12), 5)):
             drawn = [
-                [prepare(random_distances(m, rng), random_masses(m, rng), 0, metric=True) for m in (n, k)]
+                [prepare_space(random_distances(m, rng), random_masses(m, rng), 0, metric=True) for m in (n, k)]
                 for _ in range(many)
             ]
             sides = [(x, y) for x, y in drawn]
@@ -272,8 +274,8 @@ def test_a_batch_has_the_bits_of_its_pairs_alone() -> None:
 @pytest.mark.bits
 def test_temperatures_do_not_depend_on_their_place() -> None:
     ends = np.random.default_rng(9).uniform((0.5, 0.05), (2.0, 0.2), size=(45, 2)).tolist()
-    together = batch._falling(*zip(*ends, strict=True), 7, CPU)
-    alone = [batch._falling([first], [last], 7, CPU) for first, last in ends]
+    together = batch._geometric_temperatures(*zip(*ends, strict=True), 7, CPU)
+    alone = [batch._geometric_temperatures([first], [last], 7, CPU) for first, last in ends]
     assert torch.equal(together, torch.cat(alone, 1))
 
 
@@ -282,11 +284,11 @@ def test_polishing_steps_do_not_overshoot(seed: int) -> None:
     """Where the value is convex between two plans, a whole step would raise it."""
     rng = np.random.default_rng(seed)
     drawn = rng.uniform(size=(2, 8, 8)) ** 4
-    x, y = (prepare((D + D.T) * (1 - np.eye(8)), np.full(8, 1 / 8), 0, metric=True) for D in drawn)
+    x, y = (prepare_space((D + D.T) * (1 - np.eye(8)), np.full(8, 1 / 8), 0, metric=True) for D in drawn)
     plan = torch.full((8, 8), 1 / 64, dtype=torch.float64)
     moved = torch.from_numpy(x.distances) @ plan @ torch.from_numpy(y.distances)
     found = polish(x, y, plan, torch.zeros(8, dtype=torch.float64), 1e-3)
-    assert found.value < x.squared + y.squared - 2 * float((moved * plan).sum())
+    assert found.value < x.mean_square + y.mean_square - 2 * float((moved * plan).sum())
     assert found.gap <= 1e-3
 
 
@@ -329,7 +331,7 @@ def test_the_condensed_vector_is_what_scipy_and_scikit_learn_take(found: Pairwis
     assert found.converged
     np.testing.assert_array_equal(found.square(), squareform(found.condensed))
     assert [found.pair(i, j) for i, j in itertools.combinations(range(n), 2)] == list(range(n * (n - 1) // 2))
-    assert found.pair(3, 1) == found.pair(1, 3) == position(1, 3, n)
+    assert found.pair(3, 1) == found.pair(1, 3) == condensed_index(1, 3, n)
     labels = fcluster(linkage(found.condensed, "average"), 3, "maxclust")
     assert len(set(zip(labels, KINDS, strict=True))) == 3
     merged = AgglomerativeClustering(3, metric="precomputed", linkage="average").fit_predict(found.square())
@@ -471,7 +473,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_bad_input_is_refused_before_any_work(
     given: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchgw.pairwise.schedule.prepare", None)
+    monkeypatch.setattr("torchgw.pairwise.schedule.prepare_space", None)
     with pytest.raises(error, match=text):
         pairwise(**{"spaces": [CLOUDS[0], CLOUDS[2]], **given})
 
@@ -487,12 +489,12 @@ def test_tiles_hold_every_pair_once_whatever_is_wanted() -> None:
     rng = np.random.default_rng(5)
     sizes = rng.integers(1, 400, size=23).tolist()
     every = list(itertools.combinations(range(23), 2))
-    assert sorted(itertools.chain.from_iterable(tiles(sizes, every))) == every
+    assert sorted(itertools.chain.from_iterable(make_tiles(sizes, every))) == every
     some = every[::7]
-    whole = {pair: at for at, tile in enumerate(tiles(sizes, every)) for pair in tile}
-    for tile in tiles(sizes, some):
+    whole = {pair: at for at, tile in enumerate(make_tiles(sizes, every)) for pair in tile}
+    for tile in make_tiles(sizes, some):
         assert len({whole[pair] for pair in tile}) == 1
-    assert sorted(itertools.chain.from_iterable(tiles(sizes, some))) == some
+    assert sorted(itertools.chain.from_iterable(make_tiles(sizes, some))) == some
 
 
 def test_bounds_are_below_the_values(found: PairwiseResult) -> None:

@@ -24,7 +24,7 @@ from joblib.parallel import SequentialBackend
 
 from tests.problems import ROLL, SPIRAL
 from torchgw import ConvergenceWarning, PairwiseResult, Progress, cli, datasets, gw_pairwise
-from torchgw.batched.space import prepare
+from torchgw.batched.space import prepare_space
 from torchgw.cli import pairwise as command
 from torchgw.pairwise import schedule
 from torchgw.pairwise.result import SolvedPair
@@ -287,7 +287,7 @@ def test_two_workers_of_ray_find_the_same(tmp_path: Path, whole: PairwiseResult)
 
 def test_spaces_that_lie_in_shared_memory_are_solved_as_others_are() -> None:
     """There arrays may not be written to, and begin anywhere."""
-    space = prepare(np.random.default_rng(0).normal(size=(70, 70)) ** 2, np.full(70, 1 / 70), 0, metric=True)
+    space = prepare_space(np.random.default_rng(0).normal(size=(70, 70)) ** 2, np.full(70, 1 / 70), 0, metric=True)
     buffers = list[pickle.PickleBuffer]()
     packed = pickle.dumps(space, protocol=5, buffer_callback=buffers.append)
     moved = [memoryview(b"odd" + bytes(each.raw()))[3:] for each in buffers]

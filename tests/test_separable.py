@@ -152,7 +152,7 @@ def test_a_point_far_from_its_tile_keeps_tiles_whole(outlier: bool, monkeypatch:
         g[130] = -60.0
     f = p.log2() - ((A @ B.T) + g).exp2().sum(1).log2()
     q = ((A @ B.T) + f[:, None] + g).exp2().sum(0)
-    tiles, omitted = streaming.kept_tiles(A, B, f, g, p, q, 0.2)
+    tiles, omitted = streaming.select_tiles(A, B, f, g, p, q, 0.2)
     assert tiles.separable is not outlier
     assert omitted <= 0.2
 
@@ -162,15 +162,15 @@ def test_a_gpu_takes_short_sums_where_pairs_are_very_many(monkeypatch: pytest.Mo
     monkeypatch.setattr(streaming, "SIZES", (32,))
     A, B, f, g = problem(512, 640, 32, scale=4.0)
     p, q = torch.full((512,), 1 / 512, dtype=torch.float64), ((A @ B.T) + f[:, None] + g).exp2().sum(0)
-    here, _ = streaming.kept_tiles(A, B, f, g, p, q, 0.2)
+    here, _ = streaming.select_tiles(A, B, f, g, p, q, 0.2)
     assert here.separable
     V, W = torch.stack((q, q.sqrt()), 1), p[:, None]
     known = separable.read(A, B, here, f, g, V, W)
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         given = [part.cuda() for part in (A, B, f, g, p, q)]
-        assert not streaming.kept_tiles(*given, 0.2)[0].separable
+        assert not streaming.select_tiles(*given, 0.2)[0].separable
         monkeypatch.setattr(streaming, "SEPARABLE_PAIRS", {"cuda": 512 * 640})
-        tiles, _ = streaming.kept_tiles(*given, 0.2)
+        tiles, _ = streaming.select_tiles(*given, 0.2)
         assert tiles.separable
         kernel = softmin_tiles.choose("triton", Workload(given[0].device, torch.float64, (512, 640), 3)).function
         found = kernel.read(*given[:2], tiles, *given[2:4], V.cuda(), W.cuda())

@@ -555,14 +555,14 @@ def test_the_mass_of_a_free_side_is_no_part_of_the_problem() -> None:
 def test_many_points_are_searched_without_entropy(
     marginals: Marginals, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact, by_form = list[float](), sharp._Descent.by_form
+    exact, by_form = list[float](), sharp._Descent.solve_model
 
     def spied(descent: Any, plan: torch.Tensor, dual: torch.Tensor, best: bool, *more: bool, **named: bool) -> Solution:
         found = by_form(descent, plan, dual, best, *more, **named)
         exact.extend([found.energy] * best)
         return found
 
-    monkeypatch.setattr(sharp._Descent, "by_form", spied)
+    monkeypatch.setattr(sharp._Descent, "solve_model", spied)
     DX, DY, rng = clouds(200, 210, 11)
     given = FIXED if alpha == 1 else FIXED | {"cost": rng.uniform(size=(200, 210)), "alpha": alpha}
     found = gw_align(DX, DY, marginals=marginals, **given)

@@ -202,8 +202,8 @@ def test_what_streamed_is_not_lost_when_it_is_stopped(first: str, monkeypatch: p
 
 
 def test_a_higher_sharp_end_is_not_taken(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = sharp.solve_without_entropy
-    monkeypatch.setattr(sharp, "solve_without_entropy", lambda *given: replace(made(*given), energy=1.0))
+    made = sharp.solve_unregularized
+    monkeypatch.setattr(sharp, "solve_unregularized", lambda *given: replace(made(*given), energy=1.0))
     result, _ = solved(2)
     assert result.epsilon > 0
     assert [step.epsilon for step in result.path] == [result.epsilon]
@@ -225,7 +225,7 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
     fine, right = solved(10, epsilon=0)
     tried: list[Any] = []
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
-    monkeypatch.setattr(basins, "by_product", lambda problem: tried.append(problem) or by_product(problem))
+    monkeypatch.setattr(basins, "make_proximal_starts", lambda problem: tried.append(problem) or by_product(problem))
     rough, again = solved(10, epsilon=0)
     assert rough.value <= fine.value + 1e-12
     assert right == again == 1.0
@@ -273,14 +273,14 @@ def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, mon
     monkeypatch.setattr(dense, "PRODUCT_PAIRS", 0)
     for name in ("by_distributions", "by_product", "_bred"):
         monkeypatch.setattr(basins, name, lambda *given, **named: [])
-    annealed = basins.coarse_basins
+    annealed = basins.find_coarse_basins
 
     def wrong(*given: Any) -> LandmarkBasins:
         found = annealed(*given)
         worst = {name: [max(kind, key=lambda basin: basin.energy)] for name, kind in found.kinds.items()}
         return found._replace(kinds=worst)
 
-    monkeypatch.setattr(basins, "coarse_basins", wrong)
+    monkeypatch.setattr(basins, "find_coarse_basins", wrong)
     result, right = solved(d, n, epsilon=0)
     assert right == 1.0
     assert result.basins[0].origin == rung.MODES
@@ -308,7 +308,7 @@ def test_between_many_points_a_doubt_is_looked_into(
 
     for name in ("_settled", "_bred", "by_product", "by_distributions"):
         counted(basins, name)
-    counted(rung.WeightedLevel, "_by_modes")
+    counted(rung.WeightedLevel, "_solve_from_modes")
     counted(sharp, "_anneal")
     rng = np.random.default_rng(1)
     half = rng.normal(size=(210, d)) * np.linspace(2, 1, d)
@@ -332,15 +332,15 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
 ) -> None:
     """One basin alone goes to the rung then; where no other was ever seen, modes are tried."""
     many(monkeypatch)
-    modes, tried, alone = rung.WeightedLevel._by_modes, [], []
-    monkeypatch.setattr(rung.WeightedLevel, "_by_modes", lambda self: tried.append(1) or modes(self))
+    modes, tried, alone = rung.WeightedLevel._solve_from_modes, [], []
+    monkeypatch.setattr(rung.WeightedLevel, "_solve_from_modes", lambda self: tried.append(1) or modes(self))
     (X, x), (Y, y) = make_spiral(400), make_swiss_roll(420, random_state=1)
     result = quietly(gw_align, X, Y, random_state=0)
     assert spearmanr(x, y[result.argmax()])[0] > 0.99
     assert [basin.level for basin in result.basins] == ["full", "landmarks"]
     assert result.basins[1].energy > NEAR * result.basins[0].energy
     assert not tried
-    annealed = basins.coarse_basins
+    annealed = basins.find_coarse_basins
 
     def lowest(*given: Any) -> LandmarkBasins:
         found = annealed(*given)
@@ -348,10 +348,10 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
         kinds = {name: [min(kind, key=lambda basin: basin.energy)] for name, kind in found.kinds.items()}
         return found._replace(kinds=kinds)
 
-    monkeypatch.setattr(basins, "coarse_basins", lowest)
+    monkeypatch.setattr(basins, "find_coarse_basins", lowest)
     quietly(gw_align, X, Y, random_state=0)
     assert alone
     assert tried
 
 
-by_product, raise_on = basins.by_product, rung.WeightedLevel.solve_candidates
+by_product, raise_on = basins.make_proximal_starts, rung.WeightedLevel.solve_candidates

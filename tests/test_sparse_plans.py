@@ -30,8 +30,8 @@ from torchgw.objective.sparse import SparseObjective
 from torchgw.request import limits
 from torchgw.search import graph_matching
 from torchgw.search.basins import MOST_CONTEST_PAIRS
-from torchgw.search.signatures import nearest, signatures
-from torchgw.search.sparse_basins import Hops
+from torchgw.search.signatures import compute_signatures, find_nearest
+from torchgw.search.sparse_basins import HopDistances
 from torchgw.solvers.sparse_descent import complete_marginals, dual_bound, find_best_permutation, find_best_plan
 from torchgw.types import Coupling
 
@@ -232,8 +232,8 @@ def test_linear_problems_are_solved_over_all_plans(equal: bool) -> None:
 
 def test_signatures_find_nodes_again_in_a_noisy_copy() -> None:
     X, Y, truth = noisy_copy(graph("clustered", 600))
-    x, y = signatures(X, Y, True, np.random.default_rng(0))
-    distance, index = nearest(x, y, 3)
+    x, y = compute_signatures(X, Y, True, np.random.default_rng(0))
+    distance, index = find_nearest(x, y, 3)
     assert (index[:, 0] == truth).mean() > 0.8
     np.testing.assert_allclose(distance[:, 0], ((x - y[index[:, 0]]) ** 2).sum(1), rtol=1e-3, atol=1e-3)
     assert (np.diff(distance, axis=1) >= 0).all()
@@ -351,7 +351,7 @@ def test_paths_of_a_few_nodes_have_a_search(n: int, k: int) -> None:
 
 def test_hops_are_numbers_of_edges_over_the_largest() -> None:
     D = sparse.csr_array(nx.to_scipy_sparse_array(nx.disjoint_union(nx.path_graph(5), nx.path_graph(2)), dtype=float))
-    rows = Hops(D, torch.float64).rows(torch.tensor([0, 6]))
+    rows = HopDistances(D, torch.float64).rows(torch.tensor([0, 6]))
     torch.testing.assert_close(rows[0] * 4, torch.tensor([0, 1, 2, 3, 4, 6, 6], dtype=torch.float64))
     torch.testing.assert_close(rows[1] * 4, torch.tensor([6, 6, 6, 6, 6, 1, 0], dtype=torch.float64))
 
@@ -488,7 +488,7 @@ def test_a_search_that_is_ended_has_a_plan() -> None:
     X, Y, _ = noisy_copy(graph("clustered", 100))
     masses = np.full(100, 0.01)
     problem = SparseObjective.of(X, Y, masses, masses, True)
-    first = graph_matching.seeds(problem, np.random.default_rng(0))
+    first = graph_matching.find_seeds(problem, np.random.default_rng(0))
     plan = graph_matching.match_nodes(problem, first, lambda: True)
     np.testing.assert_array_equal(plan.toarray(), first.toarray())
 
@@ -496,7 +496,7 @@ def test_a_search_that_is_ended_has_a_plan() -> None:
 def test_annealing_again_from_the_pairs_that_were_left_finds_more(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y, _ = noisy_copy(graph("geometric", 1000), keep=0.95)
     problem = SparseObjective.of(X, Y, np.full(1000, 1e-3), np.full(950, 1 / 950), True)
-    first = graph_matching.seeds(problem, np.random.default_rng(0))
+    first = graph_matching.find_seeds(problem, np.random.default_rng(0))
     agreed = []
     for rounds in (1, 4):
         monkeypatch.setattr(graph_matching, "ROUNDS", rounds)

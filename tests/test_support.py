@@ -42,7 +42,7 @@ from torchgw import (
     resume,
 )  # fmt: skip
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.distributed.inputs import in_file, load_spaces
+from torchgw.distributed.inputs import is_in_file, load_spaces
 from torchgw.estimator import GromovWasserstein
 from torchgw.spaces.resolution import explain_unresolved_points
 from torchgw.spaces.subspace import subspace
@@ -350,9 +350,9 @@ def test_other_functions_see_no_points_without_mass(tmp_path: Path) -> None:
 def test_ranks_read_a_file_whole_where_some_of_its_points_have_no_mass(tmp_path: Path) -> None:
     np.save(tmp_path / "points.npy", CLOUDS["far"])
     space = np.load(tmp_path / "points.npy", mmap_mode="r")
-    assert in_file(load_spaces({"X": space, "Y": Y, "p": None, "q": None})["X"])
+    assert is_in_file(load_spaces({"X": space, "Y": Y, "p": None, "q": None})["X"])
     found = load_spaces({"X": space, "Y": Y, "p": MASS, "q": None})["X"]
-    assert not in_file(found)
+    assert not is_in_file(found)
     np.testing.assert_array_equal(found, space)
 
 

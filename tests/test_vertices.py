@@ -36,7 +36,7 @@ from torchgw.solvers.transport_lp import TransportError, staircase, transport
 from torchgw.spaces import EuclideanDistances, FactoredDistances
 from torchgw.spaces.hierarchy import Cells
 from torchgw.strategies import vertex_levels
-from torchgw.strategies.vertex_levels import matched_pairs
+from torchgw.strategies.vertex_levels import expand_cell_pairs
 
 flows = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed")
 SIZES = [(1, 1), (2, 2), (2, 5), (70, 64), (130, 257), (300, 300)]
@@ -426,7 +426,7 @@ def test_matched_cells_have_all_pairs_of_their_points() -> None:
     rng = np.random.default_rng(11)
     rows, columns = (torch.from_numpy(rng.permutation(np.arange(n) % m)) for n, m in ((30, 7), (41, 9)))
     plan = coo_array(([1.0, 1.0, 1.0], ([0, 3, 6], [8, 8, 1])), shape=(7, 9)).tocsr()
-    found = matched_pairs(SparseCoupling.of(plan, rows.device), Cells(rows, 7), Cells(columns, 9))
+    found = expand_cell_pairs(SparseCoupling.of(plan, rows.device), Cells(rows, 7), Cells(columns, 9))
     wanted = plan.toarray()[rows.numpy()][:, columns.numpy()] > 0
     np.testing.assert_array_equal(found, np.flatnonzero(wanted))
 

@@ -179,7 +179,7 @@ def gw_align(
 
 def follow_request(request: Request) -> AbstractContextManager[Watch]:
     """What follows the solve of a request."""
-    return follow_solve(request.callback, request.checkpoint, request.call, request.generator)
+    return follow_solve(request.callback, request.checkpoint, request.checkpoint_arguments, request.generator)
 
 
 def prepare_spaces(request: Request) -> tuple[ProviderPair, GraphReports]:
@@ -214,7 +214,7 @@ def align_request(
         prepared = time.perf_counter() - began
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
         with stopped_by_interrupt(watch), _advise_on_breakdown(request):
-            strategy, solution = run_method(request.problem(spaces, watch), request.strategy)
+            strategy, solution = run_method(request.make_problem(spaces, watch), request.strategy)
         if marginals.free_mass:
             mass = float(solution.marginals[0].sum())
             ranges.remaining_mass(mass, solution.values.total, request.mass, n * k, marginals)
@@ -223,7 +223,7 @@ def align_request(
             derived = differentiable(
                 solution, request.model, spaces, request.differentiable_inputs, request.gradient_mode
             )
-    request = request.run_by(strategy)
+    request = request.with_strategy(strategy)
     told = SolveReport.of(solution, request, spaces)
     result = result_of(solution, request, told, spaces, graphs, prepared, derived)
     warn(result, solution, replace(request, precision_loss=told.precision_loss), shown=ranks.rank == 0)

@@ -21,7 +21,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.reader import Readable
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.runtime.surroundings import isolate
-from torchgw.search.automorphisms import most_agreements
+from torchgw.search.automorphisms import maximise_agreements
 from torchgw.types import Array, Coupling
 
 __all__ = [
@@ -220,7 +220,7 @@ def node_correctness(matching: Any, truth: Array | Tensor, *, automorphisms_of: 
         )
     wanted = np.full(size, -1)
     wanted[nodes] = found[known >= 0]
-    best, most = most_agreements(graph, wanted)
+    best, most = maximise_agreements(graph, wanted)
     if most > best:
         raise ValueError(
             f"automorphisms_of has too many automorphisms to find the best one: the share of right nodes is between "

@@ -21,11 +21,11 @@ from torchgw.request.devices import pick_device
 from torchgw.request.limits import (
     CURVED_PAIRS,
     UNRESOLVED,
-    against_dense,
     check_rank,
     choose_strategy,
     dense_bytes,
-    ends_sharp,
+    ends_without_entropy,
+    reason_against_dense,
 )
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.runtime.surroundings import isolate
@@ -153,7 +153,7 @@ def estimate(
     asked = epsilon
     if epsilon == AUTO:
         alike = torch.ones(n, dtype=torch.float64), torch.ones(k, dtype=torch.float64)
-        epsilon = 0.0 if ends_sharp(facts, alike, None, options) else UNRESOLVED
+        epsilon = 0.0 if ends_without_entropy(facts, alike, None, options) else UNRESOLVED
         facts = facts_of(options, epsilon)
     check_rank(options, min(n, k))
     # The device need not be there: one may plan for another machine.
@@ -199,7 +199,7 @@ def why_not(
         return None if options.strategy == strategy else "looks for a plan of small rank only: taken when asked for"
     if options.strategy not in ("auto", strategy):
         return decided
-    dense = against_dense(n, k, epsilon, options, device)
+    dense = reason_against_dense(n, k, epsilon, options, device)
     if strategy == "dense":
         return dense
     if epsilon == 0 and not has_vertex_solver(n, k):

@@ -23,7 +23,7 @@ logger = logging.getLogger("torchgw")
 PCA = "X_pca"
 
 
-def library() -> Any:
+def import_anndata() -> Any:
     """anndata, which is not needed elsewhere."""
     try:
         import anndata
@@ -35,13 +35,13 @@ def library() -> Any:
 def check_cells(side: str, cells: Any) -> None:
     """An AnnData whose cells can be told apart."""
     load = f"; torchgw.anndata.read({side!r}, path) loads a file" if isinstance(cells, str | PathLike) else ""
-    validate.instance(side, cells, library().AnnData, load)
+    validate.instance(side, cells, import_anndata().AnnData, load)
     if not cells.obs_names.is_unique:
         twice = cells.obs_names[cells.obs_names.duplicated()][0]
         raise ValueError(f"{side}.obs_names must be unique, got {twice!r} twice; call {side}.obs_names_make_unique()")
 
 
-def representations(a: Any, b: Any, use_rep: str | Sequence[str] | None) -> tuple[str, str]:
+def choose_representations(a: Any, b: Any, use_rep: str | Sequence[str] | None) -> tuple[str, str]:
     """The names of both sides' coordinates."""
     if use_rep is None:
         taken = PCA if PCA in a.obsm and PCA in b.obsm else "X"
@@ -53,7 +53,7 @@ def representations(a: Any, b: Any, use_rep: str | Sequence[str] | None) -> tupl
     return pair[0], pair[1]
 
 
-def representation(side: str, cells: Any, rep: str, limit: int) -> Array:
+def read_representation(side: str, cells: Any, rep: str, limit: int) -> Array:
     """Coordinates of cells, dense. X is not touched unless it is asked for, and fits."""
     what = f"{side}.X" if rep == "X" else f"{side}.obsm[{rep!r}]"
     if rep != "X" and rep not in cells.obsm:
@@ -113,7 +113,7 @@ def decode_columns(name: str, carried: Array, categories: Any) -> dict[str, Any]
     return {name: Categorical.from_codes(codes, dtype=categories), f"{name}_confidence": share.clip(0.0, 1.0)}
 
 
-def matches(result: GWResult, has_mass: Array, reference: Any) -> Any:
+def match_names(result: GWResult, has_mass: Array, reference: Any) -> Any:
     """Names of the cells that most of each row's mass goes to, as a categorical."""
     from pandas import Categorical
 

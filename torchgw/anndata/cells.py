@@ -24,12 +24,12 @@ from torchgw._version import __version__
 from torchgw.align import gw_align
 from torchgw.anndata.annotated import (
     check_cells,
+    choose_representations,
     decode_columns,
     encode_column,
-    library,
-    matches,
-    representation,
-    representations,
+    import_anndata,
+    match_names,
+    read_representation,
 )
 from torchgw.entry import OURS, entry
 from torchgw.options import GWOptions
@@ -111,9 +111,9 @@ def align(
     if plan is not None:
         validate.real("plan", plan, above=0.0, most=1.0)
     limit = getattr(keywords.get("options"), "max_memory", GWOptions().max_memory)
-    names = _names(labels)
-    taken = representations(a, b, use_rep)
-    X, Y = (representation(side, cells, rep, limit) for side, cells, rep in zip("ab", (a, b), taken, strict=True))
+    names = _unique_names(labels)
+    taken = choose_representations(a, b, use_rep)
+    X, Y = (read_representation(side, cells, rep, limit) for side, cells, rep in zip("ab", (a, b), taken, strict=True))
     for name in names:
         if name not in b.obs and name in a.obs:
             raise ValueError(
@@ -126,19 +126,19 @@ def align(
     advice = "carry fewer labels, or coordinates of fewer dimensions"
     validate.memory("what b tells of all cells", 8 * max(len(X), len(Y)) * width, limit, advice)
 
-    given = dict(zip(("cost", "supervision"), _in_numbers(a, b, keywords, limit), strict=True))
+    given = dict(zip(("cost", "supervision"), _replace_columns(a, b, keywords, limit), strict=True))
     result = gw_align(X, Y, **{"names_x": a.obs_names, "names_y": b.obs_names} | keywords | given)
 
     pulled = np.asarray(result.pull(np.concatenate([Y, *(columns for columns, _ in told)], axis=1)))
     place, shares = pulled[:, : Y.shape[1]], pulled[:, Y.shape[1] :]
     a.obsm[f"X_{key_added}"] = place
-    a.obs[f"{key_added}_match"] = matches(result, ~np.isnan(place[:, 0]), b.obs_names)
+    a.obs[f"{key_added}_match"] = match_names(result, ~np.isnan(place[:, 0]), b.obs_names)
     for name, (columns, categories) in zip(names, told, strict=True):
         own, shares = shares[:, : columns.shape[1]], shares[:, columns.shape[1] :]
         for key, column in decode_columns(f"{key_added}_{name}", own, categories).items():
             a.obs[key] = column
         _copy_colors(a, f"{key_added}_{name}", b, name, categories)
-    a.uns[key_added] = _record(result, taken, names, keywords)
+    a.uns[key_added] = _describe_solve(result, taken, names, keywords)
     a.obsm.pop(f"{key_added}_plan", None)
     if plan is not None:
         try:
@@ -181,13 +181,13 @@ def joint(a: Any, b: Any, result: GWResult, *, mass: float = 0.99, key_added: st
         raise ValueError(f"result must be of (a, b) with ({a.n_obs}, {b.n_obs}) cells, got {result.shape}")
     if key_added not in a.uns or f"X_{key_added}" not in a.obsm:
         raise ValueError(f"a must hold what align wrote, got no {key_added!r}; call torchgw.anndata.align(a, b) first")
-    reference = representation("b", b, str(a.uns[key_added]["params"]["use_rep"][1]), result.max_memory)
+    reference = read_representation("b", b, str(a.uns[key_added]["params"]["use_rep"][1]), result.max_memory)
     place = np.concatenate((a.obsm[f"X_{key_added}"], reference))
     kept = result.sparsify(mass)
     names = {f"{key_added}_{name}": name for name in a.uns[key_added]["params"].get("labels", ())}
     own = {column: b.obs[name].astype(a.obs[column].dtype) for column, name in names.items()}
     columns = {"a": a.obs, "b": b.obs.assign(**own)}
-    bare = {side: anndata.AnnData(obs=_with_gaps(obs)) for side, obs in columns.items()}
+    bare = {side: anndata.AnnData(obs=_allow_missing(obs)) for side, obs in columns.items()}
     both = anndata.concat(bare, join="outer", label=f"{key_added}_side", index_unique="-")
     for cells in (b, a):
         _keep_colors(cells, both)
@@ -216,7 +216,7 @@ def read(name: str, path: str | PathLike[str], max_memory: int | None = None, *,
     ImportError
         Without anndata.
     """
-    anndata = library()
+    anndata = import_anndata()
     import h5py
 
     limit = GWOptions().max_memory if max_memory is None else validate.integer("max_memory", max_memory, least=1)
@@ -238,7 +238,7 @@ def write(cells: Any, path: str | PathLike[str]) -> None:
     cells : what `read` returns with ``backed``.
     path : an .h5ad file other than that of ``cells``.
     """
-    anndata = library()
+    anndata = import_anndata()
     import h5py
 
     ours = {"obs": cells.obs, "var": cells.var, "obsm": dict(cells.obsm), "uns": cells.uns}
@@ -261,13 +261,13 @@ def _check_columns(key: str, labels: dict[str, bool]) -> None:
             taken[column] = f"label {name!r}" if column == f"{key}_{name}" else f"the confidence of {name!r}"
 
 
-def _in_numbers(a: Any, b: Any, keywords: dict[str, Any], limit: int) -> tuple[Any, Any]:
+def _replace_columns(a: Any, b: Any, keywords: dict[str, Any], limit: int) -> tuple[Any, Any]:
     """The cost and the supervision of a call, with columns of ``obs`` in place of their names."""
     cost, supervision = as_pair(keywords.get("cost")), keywords.get("supervision")
     return in_numbers((a.obs, b.obs), cost, supervision, limit, ("a.obs", "b.obs"))
 
 
-def _names(labels: str | Sequence[str] | None) -> list[str]:
+def _unique_names(labels: str | Sequence[str] | None) -> list[str]:
     """Columns without repetition."""
     found: Any = [] if labels is None else [labels] if isinstance(labels, str) else labels
     if hasattr(found, "dtype") or not isinstance(found, Iterable):
@@ -286,7 +286,7 @@ def _copy_colors(a: Any, key: str, b: Any, name: str, categories: Any) -> None:
         a.uns[f"{key}_colors"] = list(colors)
 
 
-def _with_gaps(obs: Any) -> Any:
+def _allow_missing(obs: Any) -> Any:
     """The columns in types that have room for missing values, which files can hold."""
     return obs.astype({name: "boolean" for name in obs if obs[name].dtype == bool})
 
@@ -299,7 +299,9 @@ def _keep_colors(cells: Any, both: Any) -> None:
             both.uns[f"{name}_colors"] = list(cells.uns[f"{name}_colors"])
 
 
-def _record(result: GWResult, taken: tuple[str, str], names: list[str], keywords: dict[str, Any]) -> dict[str, Any]:
+def _describe_solve(
+    result: GWResult, taken: tuple[str, str], names: list[str], keywords: dict[str, Any]
+) -> dict[str, Any]:
     """Parameters and diagnostics of the solve, in types that every .h5ad file can hold."""
     options = asdict(result.options) | {"loss": getattr(result.options.loss, "name", result.options.loss)}
     seed, distances = keywords.get("random_state"), keywords.get("distances", "auto")

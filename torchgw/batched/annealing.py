@@ -37,7 +37,7 @@ LOWEST_EXPONENT = -110.0
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairBatch:
     """The problems of B pairs.
 
     DX, DY : distances (B, n, n), (B, k, k), over the critical ones.
@@ -49,13 +49,13 @@ class Pairs:
     p: Tensor
     q: Tensor
 
-    def energies(self, plans: Tensor) -> Tensor:
+    def compute_energies(self, plans: Tensor) -> Tensor:
         """-2 <D_X T D_Y, T>, (B,): what of the objective depends on the plan."""
         return -2 * torch.bmm(torch.bmm(self.DX, plans), self.DY).mul_(plans).sum((1, 2))
 
 
 @dataclass(frozen=True)
-class Plans:
+class PlanBatch:
     """Where the annealing of B pairs stands.
 
     T : plans (B, n, k).
@@ -69,12 +69,12 @@ class Plans:
     epsilon: Tensor
 
 
-def scalings_on(device: torch.device, shape: tuple[int, int]) -> Callable[..., tuple[Tensor, Tensor]]:
+def choose_scaling(device: torch.device, shape: tuple[int, int]) -> Callable[..., tuple[Tensor, Tensor]]:
     """What scales the kernels of problems of that shape; see `torchgw.kernels.small_transport`."""
     return small_transport.choose("auto", Workload(device, torch.float32, shape)).function.scalings
 
 
-def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: IterationCounts) -> Plans:
+def anneal_pairs(pairs: PairBatch, plans: PlanBatch, levels: Tensor, effort: IterationCounts) -> PlanBatch:
     """One linearisation at each temperature of ``levels`` (L, B), L >= 1; the tensor of ``plans`` is written over.
 
     O(L B n k (n + k + iterations)).
@@ -82,7 +82,7 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: IterationCo
     DX, DY, p, q = pairs.DX, pairs.DY, pairs.p, pairs.q
     B, n, k = plans.T.shape
     log_p, T, f, epsilon = p.log2(), plans.T, plans.f, plans.epsilon
-    product, scalings = T.new_empty(B, n, k), scalings_on(T.device, (n, k))
+    product, scalings = T.new_empty(B, n, k), choose_scaling(T.device, (n, k))
     cost = before = f * epsilon
     v, shift = q, q
     for step, epsilon in enumerate(levels[:, :, None, None]):
@@ -98,4 +98,4 @@ def anneal_pairs(pairs: Pairs, plans: Plans, levels: Tensor, effort: IterationCo
         f = f + u.log2()
         cost = f * epsilon
         T = scale_plans(kernel, u[:, 0], v[:, 0])
-    return Plans(T, f, (v / q).log2() - shift, epsilon)
+    return PlanBatch(T, f, (v / q).log2() - shift, epsilon)

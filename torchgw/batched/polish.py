@@ -50,7 +50,7 @@ class PairPlan:
         return cls(plan, value, gap / value, error)
 
 
-def product_plan(x: PreparedSpace, y: PreparedSpace, tol: float) -> PairPlan:
+def polish_product_plan(x: PreparedSpace, y: PreparedSpace, tol: float) -> PairPlan:
     """PairPlan from the product plan: where the points of one of the spaces coincide, all plans are equally good."""
     plan = torch.from_numpy(x.mass)[:, None] * torch.from_numpy(y.mass)
     return polish(x, y, plan, torch.zeros(y.size, dtype=torch.float64), tol)
@@ -70,7 +70,7 @@ def polish_batch(
     for row, ((x, y), energy, most) in enumerate(
         zip(sides, energies.tolist(), gap(energies, lowest).tolist(), strict=True)
     ):
-        value, plan = x.squared + y.squared + energy, plans[row, : x.size, : y.size]
+        value, plan = x.mean_square + y.mean_square + energy, plans[row, : x.size, : y.size]
         if most <= tol * value or value <= x.rounding + y.rounding:
             found.append(PairPlan.of(x, y, plan, value, most))
         else:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.batched.annealing import LOWEST_EXPONENT, Pairs, Plans, anneal_pairs, scalings_on
-from torchgw.batched.polish import PairPlan, polish_batch, product_plan
+from torchgw.batched.annealing import LOWEST_EXPONENT, PairBatch, PlanBatch, anneal_pairs, choose_scaling
+from torchgw.batched.polish import PairPlan, polish_batch, polish_product_plan
 from torchgw.batched.space import MODES, Level, PreparedSpace
 from torchgw.kernels import LOG2E
 from torchgw.kernels.small_transport.reference import IterationCounts
@@ -38,12 +38,12 @@ SMALLEST_CRITICAL = 1e-14
 SAME_PLAN = 0.4
 ENTROPY_SHARE = 0.12
 LEAST_VALUE = 2e-2
-RESOLVED = 0.8
+SPREAD_SHARE = 0.8
 GUESS_EFFORT = IterationCounts(10)
 SMALL, STEPS_AT_ONCE = 64**2, 4
 
 
-class Stage(NamedTuple):
+class CoolingStage(NamedTuple):
     """How a stage cools.
 
     fall : ratio of consecutive temperatures, at most.
@@ -51,17 +51,17 @@ class Stage(NamedTuple):
     effort : iterations at each temperature.
     """
 
-    fall: float
-    least: int
+    max_ratio: float
+    min_steps: int
     effort: IterationCounts
 
 
 # Distances are over their critical ones here, so the product plan stops being stable at a temperature of 2.
-HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, SEARCHED = 1.0, 2.0, 0.2, 6, IterationCounts(4), 3
+HOT, PRODUCT_HOT, SEARCH_END, SEARCH_STEPS, SEARCH_EFFORT, MAX_BASINS = 1.0, 2.0, 0.2, 6, IterationCounts(4), 3
 STAGES = (
-    Stage(1.4, 3, IterationCounts(4, 10)),
-    Stage(1.8, 0, IterationCounts(4, 8)),
-    Stage(1.8, 2, IterationCounts(4, 8)),
+    CoolingStage(1.4, 3, IterationCounts(4, 10)),
+    CoolingStage(1.8, 0, IterationCounts(4, 8)),
+    CoolingStage(1.8, 2, IterationCounts(4, 8)),
 )
 
 Sides = tuple[PreparedSpace, PreparedSpace]
@@ -90,15 +90,17 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
     """A plan for each pair of spaces, in their order; first spaces at least as large as the second ones."""
     with torch.inference_mode():
         found: dict[int, PairPlan] = {}
-        work = [pair for pair, both in enumerate(sides) if not any(map(_flat, both))]
+        work = [pair for pair, both in enumerate(sides) if not any(map(_has_no_extent, both))]
         basins: list[PairBasin] = []
-        copies = _n_guesses(sides[0][0]) + 1
-        shapes = [_shape(both, 0) for both in sides]
-        for chunk in _chunks(work, lambda pair: shapes[pair], lambda pair: copies * math.prod(shapes[pair]), device):
-            basins += _search([sides[pair] for pair in chunk], chunk, device)
+        copies = _count_guesses(sides[0][0]) + 1
+        shapes = [_level_shape(both, 0) for both in sides]
+        for chunk in _make_chunks(
+            work, lambda pair: shapes[pair], lambda pair: copies * math.prod(shapes[pair]), device
+        ):
+            basins += _find_coarse_basins([sides[pair] for pair in chunk], chunk, device)
         for number in range(1, len(STAGES)):
-            basins = _lowest(_descend(basins, sides, number, device))
-        for done in map(_finite, _descend(basins, sides, len(STAGES), device)):
+            basins = _select_lowest(_anneal_stage(basins, sides, number, device))
+        for done in map(_select_finite, _anneal_stage(basins, sides, len(STAGES), device)):
             if not done:
                 continue
             plans = torch.stack([basin.plan for basin in done]).to("cpu", torch.float64)
@@ -111,21 +113,21 @@ def solve_batch(sides: Sequence[Sides], tol: float, device: torch.device) -> lis
             polished = polish_batch(both, plans, duals, tol)
             found.update(zip([basin.pair for basin in done], polished, strict=True))
         # Nothing to anneal, or masses of a range that is beyond float32.
-        return [found[pair] if pair in found else product_plan(*both, tol) for pair, both in enumerate(sides)]
+        return [found[pair] if pair in found else polish_product_plan(*both, tol) for pair, both in enumerate(sides)]
 
 
-def _flat(space: PreparedSpace) -> bool:
+def _has_no_extent(space: PreparedSpace) -> bool:
     """Whether all points coincide, up to rounding."""
-    return space.critical <= SMALLEST_CRITICAL * math.sqrt(space.squared)
+    return space.critical <= SMALLEST_CRITICAL * math.sqrt(space.mean_square)
 
 
-def _shape(sides: Sides, number: int) -> tuple[int, int]:
+def _level_shape(sides: Sides, number: int) -> tuple[int, int]:
     """Sizes of a level of both spaces, filled up."""
     x, y = (len(side.levels[number].mass) for side in sides)
     return x, y
 
 
-def _chunks(
+def _make_chunks(
     items: Iterable[int], key: Callable[[int], object], elements: Callable[[int], int], device: torch.device
 ) -> Iterator[list[int]]:
     """Items of equal keys together, as many as fit."""
@@ -137,19 +139,19 @@ def _chunks(
         yield from (group[start : start + many] for start in range(0, len(group), many))
 
 
-def _together(levels: Sequence[tuple[Level, Level]], device: torch.device) -> Pairs:
+def _batch_levels(levels: Sequence[tuple[Level, Level]], device: torch.device) -> PairBatch:
     """The problems of several pairs as one."""
     DX, DY = (to_device(torch.stack([pair[side].distances for pair in levels]), device) for side in (0, 1))
     p, q = (to_device(torch.stack([pair[side].mass for pair in levels])[:, None], device) for side in (0, 1))
-    return Pairs(DX, DY, p, q)
+    return PairBatch(DX, DY, p, q)
 
 
-def _n_guesses(space: PreparedSpace) -> int:
+def _count_guesses(space: PreparedSpace) -> int:
     """Guesses of a pair, without the product plan."""
     return len(space.features) - 1 + len(SIGNS)
 
 
-def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tensor:
+def _make_guesses(pairs: PairBatch, sides: Sequence[Sides], device: torch.device) -> Tensor:
     """Plans (S B, n, k) between the coarsest cells of B pairs: B product plans, then those of each other kind."""
     scores = []
     product = pairs.p.mT * pairs.q
@@ -163,22 +165,22 @@ def _guesses(pairs: Pairs, sides: Sequence[Sides], device: torch.device) -> Tens
         scores += [relative_cost(each, y, product).mul_(-SHARPNESS * LOG2E) for each in signed]
     kernel = torch.cat(scores).clamp_min_(LOWEST_EXPONENT).exp2_()
     p, q = (part.repeat(len(scores), 1, 1) for part in (pairs.p, pairs.q))
-    u, v = scalings_on(device, (kernel.shape[1], kernel.shape[2]))(kernel, p, q, GUESS_EFFORT)
+    u, v = choose_scaling(device, (kernel.shape[1], kernel.shape[2]))(kernel, p, q, GUESS_EFFORT)
     return torch.cat((product, scale_plans(kernel, u[:, 0], v[:, 0])))
 
 
-def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[PairBasin]:
+def _find_coarse_basins(sides: list[Sides], names: list[int], device: torch.device) -> list[PairBasin]:
     """The lowest distinct basins of pairs between their coarsest cells."""
-    one = _together([(x.levels[0], y.levels[0]) for x, y in sides], device)
-    first = _guesses(one, sides, device)
+    one = _batch_levels([(x.levels[0], y.levels[0]) for x, y in sides], device)
+    first = _make_guesses(one, sides, device)
     B, copies = len(sides), len(first) // len(sides)
-    pairs = Pairs(*(part.repeat(copies, 1, 1) for part in (one.DX, one.DY, one.p, one.q)))
+    pairs = PairBatch(*(part.repeat(copies, 1, 1) for part in (one.DX, one.DY, one.p, one.q)))
     hot = [PRODUCT_HOT] * B + [HOT] * (len(first) - B)
-    temperatures = _falling(hot, [SEARCH_END] * len(first), SEARCH_STEPS, device)
-    start = Plans(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), temperatures[0, :, None, None])
+    temperatures = _geometric_temperatures(hot, [SEARCH_END] * len(first), SEARCH_STEPS, device)
+    start = PlanBatch(first, torch.zeros_like(pairs.p), torch.zeros_like(pairs.q), temperatures[0, :, None, None])
     plans = anneal_pairs(pairs, start, temperatures, SEARCH_EFFORT)
-    energy = pairs.energies(plans.T)
-    ranks = _distinct(plans.T.view(copies, B, -1), energy.view(copies, B))
+    energy = pairs.compute_energies(plans.T)
+    ranks = _select_distinct(plans.T.view(copies, B, -1), energy.view(copies, B))
     energies, epsilons, *found = (each.flatten().tolist() for each in to_host(energy, plans.epsilon, *ranks))
     basins = []
     for rank in found:
@@ -190,18 +192,18 @@ def _search(sides: list[Sides], names: list[int], device: torch.device) -> list[
     return basins
 
 
-def _distinct(plans: Tensor, energy: Tensor) -> Iterator[Tensor]:
+def _select_distinct(plans: Tensor, energy: Tensor) -> Iterator[Tensor]:
     """The guess of lowest energy (S, B) for each pair, (B,), and the next ones that differ by more than `SAME_PLAN` of
     their mass from those before; -1 where there is none. Plans (S, B, n k)."""
     left, pair = torch.nan_to_num(energy, nan=torch.inf), torch.arange(energy.shape[1], device=energy.device)
-    for _ in range(SEARCHED):
+    for _ in range(MAX_BASINS):
         lowest, guess = left.min(0)
         yield torch.where(lowest < torch.inf, guess, -1)
         apart = (plans - plans[guess, pair]).abs_().sum(-1)
         left = left.masked_fill(apart <= SAME_PLAN, torch.inf)
 
 
-def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: torch.device) -> Tensor:
+def _geometric_temperatures(first: Sequence[float], last: Sequence[float], steps: int, device: torch.device) -> Tensor:
     """Geometric sequences from ``first`` (B,) to ``last`` (B,), (steps, B).
 
     One by one: torch's powers depend on the place in a tensor, see `torchgw.batched.annealing`.
@@ -213,7 +215,7 @@ def _falling(first: Sequence[float], last: Sequence[float], steps: int, device: 
     return to_device(torch.tensor(rows, dtype=torch.float32), device)
 
 
-def _end(basin: PairBasin, sides: Sides, number: int) -> tuple[float, int]:
+def _stage_schedule(basin: PairBasin, sides: Sides, number: int) -> tuple[float, int]:
     """The last temperature of a stage, and the steps to it.
 
     Cells serve down to where they blur the problem; all points down to where entropy is a small share of the value.
@@ -221,37 +223,37 @@ def _end(basin: PairBasin, sides: Sides, number: int) -> tuple[float, int]:
     """
     x, y = sides
     stage, largest = STAGES[number - 1], math.log(max(min(x.size, y.size), 2))
-    value = max((x.squared + y.squared) / (x.critical * y.critical) + basin.energy, LEAST_VALUE)
+    value = max((x.mean_square + y.mean_square) / (x.critical * y.critical) + basin.energy, LEAST_VALUE)
     end = ENTROPY_SHARE * value / (2 * largest)
     if number < len(STAGES):
-        end = max(end, RESOLVED * sum(side.levels[number].spread for side in sides))
+        end = max(end, SPREAD_SHARE * sum(side.levels[number].spread for side in sides))
     end = min(end, basin.epsilon)
-    steps = max(math.ceil(math.log(basin.epsilon / end) / math.log(stage.fall) - 1e-6), stage.least)
-    if math.prod(_shape(sides, number)) <= SMALL:
+    steps = max(math.ceil(math.log(basin.epsilon / end) / math.log(stage.max_ratio) - 1e-6), stage.min_steps)
+    if math.prod(_level_shape(sides, number)) <= SMALL:
         steps = -(-steps // STEPS_AT_ONCE) * STEPS_AT_ONCE
     return end, steps
 
 
-def _descend(
+def _anneal_stage(
     basins: list[PairBasin], sides: Sequence[Sides], number: int, device: torch.device
 ) -> Iterator[list[PairBasin]]:
     """Basins lifted to the resolution of a stage and annealed to its last temperature."""
-    ends = [_end(basin, sides[basin.pair], number) for basin in basins]
-    keys = [(*_shape(sides[basin.pair], number), steps) for basin, (_, steps) in zip(basins, ends, strict=True)]
-    for chunk in _chunks(range(len(basins)), lambda i: keys[i], lambda i: math.prod(keys[i][:2]), device):
+    ends = [_stage_schedule(basin, sides[basin.pair], number) for basin in basins]
+    keys = [(*_level_shape(sides[basin.pair], number), steps) for basin, (_, steps) in zip(basins, ends, strict=True)]
+    for chunk in _make_chunks(range(len(basins)), lambda i: keys[i], lambda i: math.prod(keys[i][:2]), device):
         taken = [basins[i] for i in chunk]
         levels = [(sides[basin.pair][0].levels[number], sides[basin.pair][1].levels[number]) for basin in taken]
-        pairs, plans = _together(levels, device), _lift_plans(taken, levels, device)
+        pairs, plans = _batch_levels(levels, device), _lift_plans(taken, levels, device)
         last, steps = [ends[i][0] for i in chunk], keys[chunk[0]][2]
         if steps:
-            temperatures = _falling([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
+            temperatures = _geometric_temperatures([basin.epsilon for basin in taken], last, steps + 1, device)[1:]
             plans = anneal_pairs(pairs, plans, temperatures, STAGES[number - 1].effort)
-        energy, epsilon = (each.flatten().tolist() for each in to_host(pairs.energies(plans.T), plans.epsilon))
+        energy, epsilon = (each.flatten().tolist() for each in to_host(pairs.compute_energies(plans.T), plans.epsilon))
         states = zip(plans.T, plans.f[:, 0], plans.g[:, 0], epsilon, energy, strict=True)
         yield [PairBasin(basin.pair, *state) for basin, state in zip(taken, states, strict=True)]
 
 
-def _lift_plans(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> Plans:
+def _lift_plans(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], device: torch.device) -> PlanBatch:
     """Plans and potentials of cells, spread over the cells within them."""
     rows, columns = (to_device(torch.stack([pair[side].parent for pair in levels]), device) for side in (0, 1))
     shares = [to_device(torch.stack([pair[side].share for pair in levels]), device) for side in (0, 1)]
@@ -262,7 +264,7 @@ def _lift_plans(basins: list[PairBasin], levels: Sequence[tuple[Level, Level]], 
     f = _pad_and_stack([basin.f for basin in basins]).gather(1, rows)[:, None]
     g = _pad_and_stack([basin.g for basin in basins]).gather(1, columns)[:, None]
     epsilon = to_device(torch.tensor([basin.epsilon for basin in basins], dtype=torch.float32), device)
-    return Plans(plan, f, g, epsilon[:, None, None])
+    return PlanBatch(plan, f, g, epsilon[:, None, None])
 
 
 def _pad_and_stack(parts: list[Tensor]) -> Tensor:
@@ -276,14 +278,14 @@ def _pad_and_stack(parts: list[Tensor]) -> Tensor:
     return found
 
 
-def _finite(basins: list[PairBasin]) -> list[PairBasin]:
+def _select_finite(basins: list[PairBasin]) -> list[PairBasin]:
     return [basin for basin in basins if math.isfinite(basin.energy)]
 
 
-def _lowest(basins: Iterator[list[PairBasin]]) -> list[PairBasin]:
+def _select_lowest(basins: Iterator[list[PairBasin]]) -> list[PairBasin]:
     """The basin of lowest energy of each pair that has one."""
     best: dict[int, PairBasin] = {}
-    for basin in itertools.chain.from_iterable(map(_finite, basins)):
+    for basin in itertools.chain.from_iterable(map(_select_finite, basins)):
         if basin.pair not in best or basin.energy < best[basin.pair].energy:
             best[basin.pair] = basin
     return [best[pair] for pair in sorted(best)]

@@ -86,7 +86,7 @@ class PreparedSpace:
     total: int
     levels: tuple[Level, ...]
     features: tuple[Tensor, ...]
-    squared: float
+    mean_square: float
     rounding: float
     critical: float
     digest: bytes
@@ -98,7 +98,7 @@ class PreparedSpace:
         vars(self).update(state | arrays)
 
     @property
-    def rank(self) -> tuple[int, bytes]:
+    def sort_key(self) -> tuple[int, bytes]:
         """An order of spaces that is the same wherever they stand in a list."""
         return self.size, self.digest
 
@@ -108,7 +108,7 @@ class PreparedSpace:
         return len(self.mass)
 
 
-def prepare(distances: Array, mass: Array, seed: int, large: bool = False, *, metric: bool) -> PreparedSpace:
+def prepare_space(distances: Array, mass: Array, seed: int, large: bool = False, *, metric: bool) -> PreparedSpace:
     """A space of masses (N,) of any sum and scaled distances (n, n) between its n points with mass. O(n^2 log n).
 
     A ``large`` one has no resolutions, and one without a ``metric`` no cells: all points are its only resolution.
@@ -124,14 +124,14 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False, *, me
     digest = hashlib.sha256(D.tobytes() + p.tobytes()).digest()
     if large:
         return PreparedSpace(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest, metric)
-    cells = _ladder(D, p, metric)
+    cells = _make_resolutions(D, p, metric)
     coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
     values, modes = leading_modes(coarse_D, coarse_p)
     critical = float(values[0].abs()) if len(p) > 1 else 0.0
     drawn = draw(coarse_p, sum(ANCHORS), torch.Generator().manual_seed(seed))
     anchors = [coarse_D[:, index] for index in torch.split(drawn, list(ANCHORS))]
     features = *profiles(coarse_D, coarse_p), modes, *anchors
-    levels = tuple(_level(each, critical or 1.0) for each in cells)
+    levels = tuple(_make_level(each, critical or 1.0) for each in cells)
     return PreparedSpace(
         distances=D,
         mass=p,
@@ -139,7 +139,7 @@ def prepare(distances: Array, mass: Array, seed: int, large: bool = False, *, me
         total=len(mass),
         levels=levels,
         features=tuple(_pad_rows(feature / (critical or 1.0), len(levels[0].mass)) for feature in features),
-        squared=squared,
+        mean_square=squared,
         rounding=rounding,
         critical=critical,
         digest=digest,
@@ -163,7 +163,7 @@ class Resolution(NamedTuple):
     spread: float
 
 
-def _ladder(D: Array, p: Array, metric: bool) -> list[Resolution]:
+def _make_resolutions(D: Array, p: Array, metric: bool) -> list[Resolution]:
     """All resolutions, each nested in the one before."""
     n = len(p)
     tree = linkage(squareform(D, checks=False), "ward") if metric and n > WORTHWHILE * CELLS[0] else None
@@ -185,7 +185,7 @@ def _ladder(D: Array, p: Array, metric: bool) -> list[Resolution]:
     return found
 
 
-def _level(cells: Resolution, critical: float) -> Level:
+def _make_level(cells: Resolution, critical: float) -> Level:
     """In float32, filled up to a multiple of 16."""
     n = len(cells.mass)
     size = -(-n // MULTIPLE) * MULTIPLE

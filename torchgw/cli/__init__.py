@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from torchgw.cli.parser import COMMANDS, build_parser
-from torchgw.cli.ranks import among_ranks, launch_ranks
+from torchgw.cli.ranks import is_among_ranks, launch_ranks
 
 UNREAD = 141  # as of a program that SIGPIPE ends
 
@@ -34,12 +34,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.error(f"name a command: {', '.join(COMMANDS)}; torchgw --help says what each does")
-    if getattr(options, "nproc", None) is not None and not among_ranks():
+    if getattr(options, "nproc", None) is not None and not is_among_ranks():
         return launch_ranks(sys.argv[1:] if arguments is None else arguments, options.nproc)
     from torchgw.cli.run import run  # late: with it comes torch, which takes a second
 
     code = run(options)
-    if code and among_ranks():
+    if code and is_among_ranks():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # threads of a group that an error has left aborted one exit in six

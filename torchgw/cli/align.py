@@ -20,15 +20,15 @@ from torchgw.cli.input import (
     DELIMITERS,
     WITHOUT_INDEX,
     Named,
-    as_number,
-    map_array,
-    names_of_cells,
+    open_memory_map,
+    parse_number,
+    read_cell_names,
     read_space,
     read_table,
     read_with_names,
 )
 from torchgw.cli.output import as_cell, check_output, describe_result, write_matching, write_whole
-from torchgw.cli.ranks import among_ranks, is_first
+from torchgw.cli.ranks import is_among_ranks, is_first
 from torchgw.diagnostics.status import Status
 from torchgw.diagnostics.verdict import Verdict
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed, Unbalanced
@@ -47,7 +47,7 @@ Names: TypeAlias = "tuple[Sequence[str] | None, Sequence[str] | None]"
 MODELS = {"semi_relaxed": "--semi-relaxed", "unbalanced": "--unbalanced", "partial": "--partial"}
 
 
-class Interrupted(Exception):  # noqa: N818 - it is how a command ends, not an error
+class InterruptedSolve(Exception):  # noqa: N818 - it is how a command ends, not an error
     """The best so far was written; ``found`` describes it."""
 
     def __init__(self, message: str, found: dict[str, Any]) -> None:
@@ -61,7 +61,7 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
     check_output(arguments.output, ".npz", ".csv", ".h5ad")
     check_report(arguments.report)
     files = arguments.source, arguments.target
-    _check_points(arguments, among_ranks())
+    _check_points(arguments, is_among_ranks())
     if cells and any(file.suffix != ".h5ad" for file in files):
         raise ValueError(f"output {arguments.output} is for two .h5ad files, got {files[0]} and {files[1]}")
     if not cells and (arguments.labels or arguments.use_rep or arguments.keep_plan):
@@ -79,22 +79,22 @@ def run_align(arguments: argparse.Namespace) -> dict[str, Any]:
             f"--checkpoint must name a folder that is not there yet, got {folder}; `torchgw resume {folder} -o "
             f"{shlex.quote(str(arguments.output))}` goes on with what it holds, or remove it"
         )
-    keywords = keywords_of(arguments)
+    keywords = read_keywords(arguments)
     if cells:
-        if among_ranks():
+        if is_among_ranks():
             raise ValueError("--nproc and torchrun need an .npz or .csv output: cells are aligned by one process")
         return _align_cells(arguments, keywords)
     limit = keywords["options"].max_memory
     (source, names_x), (target, names_y) = (
-        space_of(name, file, limit, index, arguments.edges)
+        load_space(name, file, limit, index, arguments.edges)
         for name, file, index in zip(("source", "target"), files, _index_columns(arguments), strict=True)
     )
-    keywords |= {"names_x": names_x, "names_y": names_y, **beside(arguments, limit, (names_x, names_y))}
-    drawn = (source, target) if among_ranks() else (None, None)  # whose results have no points
+    keywords |= {"names_x": names_x, "names_y": names_y, **read_side_files(arguments, limit, (names_x, names_y))}
+    drawn = (source, target) if is_among_ranks() else (None, None)  # whose results have no points
     if arguments.report and not all(side is None or isinstance(side, np.ndarray) for side in drawn):
         raise ValueError("--report by several processes is for points, got a graph; leave out --report or --nproc")
-    with _solvers(arguments) as (solve, _):
-        result = _follow("align", files, partial(solve, source, target, **keywords))
+    with _choose_solvers(arguments) as (solve, _):
+        result = _solve_with_progress("align", files, partial(solve, source, target, **keywords))
     if not is_first():
         return {}
     return write_result(result, arguments.output, arguments.report, drawn, arguments.points)
@@ -109,19 +109,19 @@ def run_resume(arguments: argparse.Namespace) -> dict[str, Any]:
             "--report needs the points, which results of several processes do not keep: leave it out, write an .npz, "
             "and draw it in Python, GWResult.load(FILE).report(page, X, Y)"
         )
-    _check_points(arguments, among_ranks() or is_solved_by_ranks(arguments.checkpoint))
-    with _solvers(arguments) as (_, go_on):
-        result = _follow("resume", None, partial(go_on, arguments.checkpoint))
+    _check_points(arguments, is_among_ranks() or is_solved_by_ranks(arguments.checkpoint))
+    with _choose_solvers(arguments) as (_, go_on):
+        result = _solve_with_progress("resume", None, partial(go_on, arguments.checkpoint))
     if not is_first():
         return {}
     return write_result(result, arguments.output, arguments.report, points=arguments.points)
 
 
 @contextmanager
-def _solvers(arguments: argparse.Namespace) -> Iterator[tuple[Callable[..., GWResult], Callable[..., GWResult]]]:
+def _choose_solvers(arguments: argparse.Namespace) -> Iterator[tuple[Callable[..., GWResult], Callable[..., GWResult]]]:
     """`gw_align` and `resume`, of this process or of the ranks that ``torchrun`` started."""
     shared = "source" not in arguments and is_solved_by_ranks(arguments.checkpoint)
-    if not (among_ranks() or shared):
+    if not (is_among_ranks() or shared):
         yield gw_align, resume
         return
     from torchgw import distributed  # late: torch.distributed takes a third of a second
@@ -130,9 +130,9 @@ def _solvers(arguments: argparse.Namespace) -> Iterator[tuple[Callable[..., GWRe
         yield distributed.gw_align, distributed.resume
 
 
-def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
+def read_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     """The arguments of `gw_align` that the options stand for."""
-    marginals = _marginals(arguments)
+    marginals = _make_marginals(arguments)
     _check_combination(arguments, marginals)
     options = GWOptions(
         spaces=SpaceOptions(k=arguments.k, n_landmarks=arguments.landmarks),
@@ -157,12 +157,12 @@ def keywords_of(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def beside(arguments: argparse.Namespace, limit: int, names: Names) -> dict[str, Any]:
+def read_side_files(arguments: argparse.Namespace, limit: int, names: Names) -> dict[str, Any]:
     """The arguments of `gw_align` that other files hold, about points with these names."""
     pairs, features = arguments.pairs, arguments.features
     return {
-        "supervision": None if pairs is None else known_pairs(pairs, limit, names),
-        "cost": None if features is None else features_of(features, limit, names),
+        "supervision": None if pairs is None else load_pairs(pairs, limit, names),
+        "cost": None if features is None else load_features(features, limit, names),
     }
 
 
@@ -189,14 +189,14 @@ def _index_columns(arguments: argparse.Namespace) -> tuple[str | None, str | Non
     return titles[0] if tables[0] else None, titles[-1] if tables[1] else None
 
 
-def space_of(name: str, path: Path, limit: int, index: str | None = None, edges: bool = False) -> Named:
+def load_space(name: str, path: Path, limit: int, index: str | None = None, edges: bool = False) -> Named:
     """The points, distances or graph in a file, and names of the points; a table whose first column counts its rows is
     warned of."""
-    if among_ranks() and path.suffix == ".npy":
-        return map_array(name, path), None
+    if is_among_ranks() and path.suffix == ".npy":
+        return open_memory_map(name, path), None
     found, names = read_with_names(name, path, limit, index=index, edges=edges)
     if path.suffix == ".h5ad":
-        return found, names_of_cells(name, path, limit)
+        return found, read_cell_names(name, path, limit)
     if (
         path.suffix in DELIMITERS
         and isinstance(found, np.ndarray)
@@ -215,7 +215,7 @@ def space_of(name: str, path: Path, limit: int, index: str | None = None, edges:
     return found, names
 
 
-def features_of(paths: Sequence[Path], limit: int, names: Names = (None, None)) -> tuple[Any, Any]:
+def load_features(paths: Sequence[Path], limit: int, names: Names = (None, None)) -> tuple[Any, Any]:
     """Features of the source's points and of the target's; one for each point may come without the second dimension.
     Rows that have names go to the points that have them, where these do."""
     found = list[Any]()
@@ -236,11 +236,11 @@ def features_of(paths: Sequence[Path], limit: int, names: Names = (None, None)) 
     return found[0], found[1]
 
 
-def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervision:
+def load_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervision:
     """Points of source and target that belong together, in the first two columns of a file: names of points that have
     some, rows of others, counted from 0."""
     if path.suffix in DELIMITERS:
-        return _pairs_of_table(path, limit, names)
+        return _read_pairs_table(path, limit, names)
     table = read_space("--pairs", path, limit)
     if not isinstance(table, np.ndarray) or table.shape[1] < 2:
         raise ValueError(f"--pairs must be a table with two columns, rows of source and target, got {path}")
@@ -250,11 +250,11 @@ def known_pairs(path: Path, limit: int, names: Names = (None, None)) -> Supervis
     return Supervision(pairs=pairs.astype(np.int64))
 
 
-def _pairs_of_table(path: Path, limit: int, names: Names) -> Supervision:
+def _read_pairs_table(path: Path, limit: int, names: Names) -> Supervision:
     lines, rows = read_table("--pairs", path, limit)
     if len(rows[0]) < 2:
         raise ValueError(f"--pairs must be a table with two columns, points of source and target, got {path}")
-    places = [_places(side, [cells[which] for cells in rows]) for which, side in enumerate(names)]
+    places = [_find_points(side, [cells[which] for cells in rows]) for which, side in enumerate(names)]
     header = all(side[0] is None for side in places)
     for which, side in enumerate(places):
         if None in side[header:]:
@@ -269,17 +269,17 @@ def _pairs_of_table(path: Path, limit: int, names: Names) -> Supervision:
     return Supervision(pairs=np.array([side[header:] for side in places], dtype=np.int64).T)
 
 
-def _places(names: Sequence[str] | None, cells: Sequence[str]) -> list[int | None]:
+def _find_points(names: Sequence[str] | None, cells: Sequence[str]) -> list[int | None]:
     """The point that each cell means: by its name, also as `write_matching` writes it, or by its row if no cell is a
     name; None of others."""
     place = {as_cell(name): i for i, name in enumerate(names or ())} | {name: i for i, name in enumerate(names or ())}
     found = [place.get(cell) for cell in cells]
-    return found if any(i is not None for i in found) else [_row(cell) for cell in cells]
+    return found if any(i is not None for i in found) else [_row_number(cell) for cell in cells]
 
 
-def _row(cell: str) -> int | None:
+def _row_number(cell: str) -> int | None:
     """The number of a row, also written as a float; None of anything else."""
-    found = as_number(cell)
+    found = parse_number(cell)
     return None if found is None or not found.is_integer() else int(found)
 
 
@@ -329,7 +329,7 @@ def report_result(
         result.report(page, *drawn, labels=labels)
         found["report"] = str(page)
     if result.status is Status.CANCELLED:
-        raise Interrupted(f"the best so far is in {path}", found)
+        raise InterruptedSolve(f"the best so far is in {path}", found)
     if sys.stderr.isatty():
         n, k = result.shape
         print(
@@ -368,7 +368,7 @@ def _check_combination(arguments: argparse.Namespace, marginals: Marginals) -> N
             raise ValueError(f"{flags[row.argument]} does not go with {beside}: {row.why}; {row.instead}")
 
 
-def _marginals(arguments: argparse.Namespace) -> Marginals:
+def _make_marginals(arguments: argparse.Namespace) -> Marginals:
     if arguments.semi_relaxed is not None:
         return SemiRelaxed(arguments.semi_relaxed, "y")
     if arguments.unbalanced is not None:
@@ -387,9 +387,9 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     more = {"use_rep": arguments.use_rep, "labels": arguments.labels, "plan": arguments.keep_plan}
     try:
         names = source.obs_names.tolist(), target.obs_names.tolist()
-        told = beside(arguments, keywords["options"].max_memory, names)
+        told = read_side_files(arguments, keywords["options"].max_memory, names)
         solve = partial(anndata.align, source, target, **more, **keywords, **told)
-        result = _follow("align", (arguments.source, arguments.target), solve)
+        result = _solve_with_progress("align", (arguments.source, arguments.target), solve)
         write_whole(lambda aside: anndata.write(source, aside), arguments.output)
     finally:
         source.file.close()
@@ -398,7 +398,7 @@ def _align_cells(arguments: argparse.Namespace, keywords: dict[str, Any]) -> dic
     return report_result(result, arguments.output, arguments.report, carried)
 
 
-def _follow(label: str, files: tuple[Path, Path] | None, solve: Callable[..., GWResult]) -> GWResult:
+def _solve_with_progress(label: str, files: tuple[Path, Path] | None, solve: Callable[..., GWResult]) -> GWResult:
     """Solve under a progress bar; warnings come after it, also before an error, and errors name the files."""
     given: list[warnings.WarningMessage] = []
     try:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torchgw import validate
-from torchgw.cli.align import check_tables, memory_limit, space_of
-from torchgw.cli.output import cells_of, check_output, write_whole
+from torchgw.cli.align import check_tables, load_space, memory_limit
+from torchgw.cli.output import check_output, format_names, write_whole
 from torchgw.results.result import GWResult
 
 ELEMENTS = 2**24  # of a plan between new and known points that is held at once
@@ -22,7 +22,7 @@ def run_apply(arguments: argparse.Namespace) -> dict[str, Any]:
     limit = memory_limit(arguments)
     check_tables([arguments.points], arguments.index_col, edges=False)
     result = GWResult.load(arguments.result, limit)
-    points, names = space_of("points", arguments.points, limit, arguments.index_col)
+    points, names = load_space("points", arguments.points, limit, arguments.index_col)
     write_whole(lambda aside: write_matches(aside, result, points, arguments.side, names), arguments.output)
     return {
         "output": str(arguments.output),
@@ -37,7 +37,7 @@ def write_matches(path: Path, result: GWResult, points: Any, side: str, names: l
     Points have their names, or else their numbers."""
     other = "target" if side == "source" else "source"
     size, known = (result.shape[1], result.names_y) if side == "source" else (result.shape[0], result.names_x)
-    new, old = cells_of(points.shape[0], names), cells_of(size, known)
+    new, old = format_names(points.shape[0], names), format_names(size, known)
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow((side, other, "share"))

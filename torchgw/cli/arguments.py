@@ -37,11 +37,11 @@ def align(command: ArgumentParser) -> None:
     spaces, sampling, stopping = SpaceOptions(), SamplingOptions(), StoppingOptions()
     command.add_argument("source", type=Path, help=f"points, square distance matrix or sparse graph ({KINDS})")
     command.add_argument("target", type=Path, help="the same for the other space")
-    _output(command, f"{TABLES}; .h5ad, the source's cells with what was carried")
-    _report(command)
-    _points(command)
-    _distances(command, DISTANCES)
-    _edges(command)
+    _add_output(command, f"{TABLES}; .h5ad, the source's cells with what was carried")
+    _add_report(command)
+    _add_points(command)
+    _add_distances(command, DISTANCES)
+    _add_edges(command)
     command.add_argument(
         "--index-col",
         action="append",
@@ -75,22 +75,22 @@ def align(command: ArgumentParser) -> None:
     command.add_argument("--rank", type=int, default=LowRankOptions().rank, help="of low-rank plans (%(default)s)")
     command.add_argument("--double", action="store_true", help="iterate in float64")
     command.add_argument("--checkpoint", type=Path, metavar="FOLDER", help=KEPT)
-    _ranks(command)
+    _add_ranks(command)
     cells = command.add_argument_group("cells (.h5ad on both sides and as the output)")
     cells.add_argument("--use-rep", metavar="KEY", help="key of obsm, or X (default: X_pca where both have it)")
     cells.add_argument("--labels", nargs="+", metavar="COLUMN", help="columns of the target's obs to carry over")
     cells.add_argument("--keep-plan", type=float, metavar="MASS", help="store the plan's largest entries, like 0.99")
-    _device(command)
-    _memory(command)
+    _add_device(command)
+    _add_memory(command)
 
 
 def resume(command: ArgumentParser) -> None:
     """Of ``torchgw resume``."""
     command.add_argument("checkpoint", type=Path, help="the folder that `align --checkpoint` made")
-    _output(command, TABLES)
-    _report(command)
-    _points(command)
-    _ranks(command)
+    _add_output(command, TABLES)
+    _add_report(command)
+    _add_points(command)
+    _add_ranks(command)
 
 
 def apply(command: ArgumentParser) -> None:
@@ -98,11 +98,11 @@ def apply(command: ArgumentParser) -> None:
     command.add_argument("result", type=Path, help="a result that `align --points` or GWResult.save(points=True) wrote")
     command.add_argument("points", type=Path, help=f"new points, or rows of distances to all known ones ({KINDS})")
     command.add_argument("-o", "--output", type=Path, required=True, help="matches to write: .csv")
-    _index_col(command)
+    _add_index_col(command)
     command.add_argument(
         "--side", choices=("source", "target"), default="source", help="what the points belong to (%(default)s)"
     )
-    _memory(command)
+    _add_memory(command)
 
 
 def pairwise(command: ArgumentParser) -> None:
@@ -114,9 +114,9 @@ def pairwise(command: ArgumentParser) -> None:
     command.add_argument(
         "--against", type=Path, nargs="+", metavar="FILE", help="compare each file with each of these, and no others"
     )
-    _edges(command)
-    _index_col(command)
-    _distances(command, DISTANCES)
+    _add_edges(command)
+    _add_index_col(command)
+    _add_distances(command, DISTANCES)
     command.add_argument("--store", type=Path, help="a file for finished pairs, from which a later call goes on")
     command.add_argument(
         "--scale",
@@ -126,8 +126,8 @@ def pairwise(command: ArgumentParser) -> None:
     )
     command.add_argument("--tol", type=float, default=1e-2, help="gap over value at which a pair is settled (0.01)")
     command.add_argument("--jobs", type=int, help="processes (default: one, with batches of pairs)")
-    _device(command, backend=False)
-    _memory(command)
+    _add_device(command, backend=False)
+    _add_memory(command)
 
 
 def score(command: ArgumentParser) -> None:
@@ -149,7 +149,7 @@ def score(command: ArgumentParser) -> None:
     command.add_argument(
         "--graph-y", type=Path, metavar="FILE", help="graph of the target, up to whose automorphisms nodes are right"
     )
-    _memory(command)
+    _add_memory(command)
 
 
 def estimate(command: ArgumentParser) -> None:
@@ -158,8 +158,8 @@ def estimate(command: ArgumentParser) -> None:
     command.add_argument("target", help="the same for the other space")
     command.add_argument("--epsilon", type=epsilon, default=AUTO, help="default: %(default)s")
     command.add_argument("--rank", type=int, default=LowRankOptions().rank, help="default: %(default)s")
-    _device(command, backend=False)
-    _memory(command)
+    _add_device(command, backend=False)
+    _add_memory(command)
 
 
 def info(command: ArgumentParser) -> None:
@@ -174,7 +174,7 @@ def warm(command: ArgumentParser) -> None:
 def demo(command: ArgumentParser) -> None:
     """Of ``torchgw demo``."""
     command.add_argument("-o", "--output", type=Path, default=Path("demo.png"), help="picture (default: %(default)s)")
-    _device(command, backend=False)
+    _add_device(command, backend=False)
 
 
 def completion(command: ArgumentParser) -> None:
@@ -182,47 +182,47 @@ def completion(command: ArgumentParser) -> None:
     command.add_argument("shell", choices=SHELLS)
 
 
-def _ranks(command: ArgumentParser) -> None:
+def _add_ranks(command: ArgumentParser) -> None:
     command.add_argument("--nproc", type=int, metavar="N", help="processes of this machine that share the solve")
     command.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help="that they wait for each other (%(default)g)"
     )
 
 
-def _output(command: ArgumentParser, text: str) -> None:
+def _add_output(command: ArgumentParser, text: str) -> None:
     command.add_argument("-o", "--output", type=Path, required=True, help=text)
 
 
-def _report(command: ArgumentParser) -> None:
+def _add_report(command: ArgumentParser) -> None:
     command.add_argument("--report", type=Path, metavar="PAGE", help="an interactive .html page to write too")
 
 
-def _edges(command: ArgumentParser) -> None:
+def _add_edges(command: ArgumentParser) -> None:
     command.add_argument("--edges", action="store_true", help="tables are lists of edges: u, v and perhaps a length")
 
 
-def _index_col(command: ArgumentParser) -> None:
+def _add_index_col(command: ArgumentParser) -> None:
     command.add_argument(
         "--index-col", metavar="TITLE", help="column of tables that names the points (default: a first column of texts)"
     )
 
 
-def _points(command: ArgumentParser) -> None:
+def _add_points(command: ArgumentParser) -> None:
     command.add_argument("--points", action="store_true", help="keep in an .npz what `torchgw apply` needs")
 
 
-def _distances(command: ArgumentParser, kinds: tuple[str, ...]) -> None:
+def _add_distances(command: ArgumentParser, kinds: tuple[str, ...]) -> None:
     command.add_argument("--distances", choices=kinds, default="auto", help="what is compared (default: %(default)s)")
     command.add_argument("--seed", type=int, default=0, help="random state (default: %(default)s)")
 
 
-def _device(command: ArgumentParser, backend: bool = True) -> None:
+def _add_device(command: ArgumentParser, backend: bool = True) -> None:
     command.add_argument("--device", help="cpu, cuda, cuda:1 (default: a GPU if it pays)")
     if backend:
         command.add_argument("--backend", choices=BACKENDS, default="auto", help="default: %(default)s")
 
 
-def _memory(command: ArgumentParser) -> None:
+def _add_memory(command: ArgumentParser) -> None:
     default = GWOptions().max_memory / 2**30
     command.add_argument(
         "--max-memory", type=float, default=default, metavar="GIB", help="of one dense object (default: %(default)g)"

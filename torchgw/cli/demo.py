@@ -73,7 +73,7 @@ def run_alignment(n: int, k: int, provider: str, device: str | None) -> Run:
     return Run(source_angle, target_angle, provider, result, rho)
 
 
-def table(runs: list[Run]) -> str:
+def format_table(runs: list[Run]) -> str:
     """All runs as aligned text."""
     rows = [HEADER, *(run.cells for run in runs)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
@@ -81,7 +81,7 @@ def table(runs: list[Run]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def picture(run: Run) -> Any:
+def draw_picture(run: Run) -> Any:
     """A figure: the angles on the spiral and what the plan carries of them to the roll, the plan ordered by angle, and
     how sure it is of each point."""
     plot = import_module("torchgw.plot")  # which says what to install where matplotlib is not
@@ -104,8 +104,8 @@ def run_demo(arguments: argparse.Namespace) -> dict[str, Any] | str:
     check_output(arguments.output, ".png")
     runs = [run_alignment(*case, arguments.device) for case in RUNS]
     if not arguments.json:
-        print(table(runs), flush=True)
-    figure = picture(max(runs, key=lambda run: run.result.shape[0]))
+        print(format_table(runs), flush=True)
+    figure = draw_picture(max(runs, key=lambda run: run.result.shape[0]))
     write_whole(figure.savefig, arguments.output)
     if not arguments.json:
         return f"wrote {arguments.output}"

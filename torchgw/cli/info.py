@@ -45,22 +45,23 @@ BESIDES = {
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """What is here, and for what is not, the reason; as a table, or as JSON."""
     usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()) if unusable(index) is None)]
-    ways = {device: backends(torch.device(device)) for device in usable}
+    ways = {device: describe_backends(torch.device(device)) for device in usable}
     found = {
         "torchgw": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) or "not installed" for name in NEEDED},
-        "optional": {name: _version(name) or f"not installed ({use})" for name, use in OPTIONAL.items()},
+        "packages": {name: _package_version(name) or "not installed" for name in NEEDED},
+        "optional": {name: _package_version(name) or f"not installed ({use})" for name, use in OPTIONAL.items()},
         "devices": {
-            name: "; ".join(filter(None, (text, in_short(ways.get(name, {}))))) for name, text in devices().items()
+            name: "; ".join(filter(None, (text, summarise_backends(ways.get(name, {})))))
+            for name, text in describe_devices().items()
         },
         "backends": ways,
     }
-    return found if arguments.json else as_text(found)
+    return found if arguments.json else format_lines(found)
 
 
-def devices() -> dict[str, str]:
+def describe_devices() -> dict[str, str]:
     """Each kind of device, or why there is none."""
     found = {"cpu": f"{os.cpu_count()} cores, {torch.get_num_threads()} threads in use"}
     if torch.cuda.is_available():
@@ -82,7 +83,7 @@ def devices() -> dict[str, str]:
     return found
 
 
-def in_short(ways: dict[str, dict[str, str]]) -> str:
+def summarise_backends(ways: dict[str, dict[str, str]]) -> str:
     """What runs on a GPU, in a line; nothing for other devices."""
     if "steps" not in ways:
         return ""
@@ -91,7 +92,7 @@ def in_short(ways: dict[str, dict[str, str]]) -> str:
     return f"backend {kernels}, " + ("steps in graphs" if graphs == "taken" else f"no graphs: {graphs}")
 
 
-def backends(device: torch.device) -> dict[str, dict[str, str]]:
+def describe_backends(device: torch.device) -> dict[str, dict[str, str]]:
     """For each family of kernels and each implementation: "taken", "available", or why it is not. On a GPU, whether
     steps are captured in graphs.
 
@@ -110,7 +111,7 @@ def backends(device: torch.device) -> dict[str, dict[str, str]]:
     return found
 
 
-def as_text(found: dict[str, Any]) -> str:
+def format_lines(found: dict[str, Any]) -> str:
     """Aligned lines."""
     lines = [f"torchgw {found['torchgw']}, Python {found['python']}, {found['system']}"]
     for title in ("packages", "optional", "devices"):
@@ -125,7 +126,7 @@ def as_text(found: dict[str, Any]) -> str:
 def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """The forecasts as a table, or as JSON."""
     options = GWOptions(max_memory=memory_limit(arguments), low_rank=LowRankOptions(rank=arguments.rank))
-    sizes = [_size(name, getattr(arguments, name), options.max_memory) for name in ("source", "target")]
+    sizes = [_read_size(name, getattr(arguments, name), options.max_memory) for name in ("source", "target")]
     found = estimate(*sizes, epsilon=arguments.epsilon, options=options, device=arguments.device)
     if not arguments.json:
         return f"{sizes[0]} x {sizes[1]} {found}\n{BESIDES[torch.device(found.device).type]}"
@@ -133,14 +134,14 @@ def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     return {"shape": sizes, "device": found.device, "chosen": found.chosen, "forecasts": forecasts}
 
 
-def _size(name: str, given: str, limit: int) -> int:
+def _read_size(name: str, given: str, limit: int) -> int:
     """A number of points, or that of a file."""
     if given.isdecimal():
         return int(given)
     return int(read_space(name, Path(given), limit).shape[0])
 
 
-def _version(package: str) -> str | None:
+def _package_version(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:

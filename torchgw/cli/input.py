@@ -97,7 +97,7 @@ def _read_npy(path: Path, limit: int) -> Array:
         return guards.read_npy(file, path.stat().st_size, limit)
 
 
-def map_array(name: str, path: Path) -> Array:
+def open_memory_map(name: str, path: Path) -> Array:
     """The array of a .npy file where it lies, for ranks that each read a part of it."""
     with guards.guard_reading(name, path, ".npy"):
         found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -122,7 +122,7 @@ def _read_graph(archive: Any, limit: int) -> Any:
     """A square matrix that SciPy's ``save_npz`` wrote."""
     word = guards.read_member(archive, "format", limit, guards.TEXT).reshape(-1)[:1].astype("U5")
     kind = validate.choice("its format", "".join(word), tuple(PARTS))
-    shape = _shape(guards.read_member(archive, "shape", limit, guards.INTEGERS))
+    shape = _read_shape(guards.read_member(archive, "shape", limit, guards.INTEGERS))
     if shape[0] != shape[1]:
         raise ValueError(f"its graph must be square, got shape {shape}")
     stored = sum(guards.member(archive, part).file_size for part in PARTS[kind])
@@ -132,7 +132,7 @@ def _read_graph(archive: Any, limit: int) -> Any:
     return guards.sparse_matrix(kind, parts, shape)
 
 
-def _shape(found: Array) -> tuple[int, int]:
+def _read_shape(found: Array) -> tuple[int, int]:
     if found.shape != (2,) or found.dtype.kind not in guards.INTEGERS:
         raise ValueError(f"its shape must be two integers, got {found.dtype} of shape {found.shape}")
     return int(found[0]), int(found[1])
@@ -140,12 +140,12 @@ def _shape(found: Array) -> tuple[int, int]:
 
 def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     """Numbers, read line by line into eight bytes each, and the names in a column; or a graph, of its edges."""
-    rows = _rows(path, limit)
+    rows = _iterate_lines(path, limit)
     first = next(rows, (0, []))
     listed = _are_edges(first[1], EDGES[0])
     if edges or (listed and index is None):
         third = first[1][2].strip() if len(first[1]) == 3 else ""
-        titles = _are_edges(first[1], *EDGES) or (third and as_number(third) is None)
+        titles = _are_edges(first[1], *EDGES) or (third and parse_number(third) is None)
         return _read_edges(rows if titles else chain([first], rows), limit, bool(titles))
     if index is None and _are_edges(first[1][:2], EDGES[0]):
         raise ValueError(
@@ -158,7 +158,7 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     for line, cells in rows if header or not first[0] else chain([first], rows):
         if not width:
             width = len(cells)
-            header = _titles(header, cells)
+            header = _complete_titles(header, cells)
             column = _column_of_names(header, cells) if index is None else _find_index_column(index, header, width)
         if len(cells) != width:
             raise ValueError(f"it must hold rows of equal length, got {width} and, on line {line}, {len(cells)}")
@@ -171,13 +171,13 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
                 )
             names.append(name)
             texts += len(name)
-        row = [as_number(cell) for cell in cells]
+        row = [parse_number(cell) for cell in cells]
         if None in row:
             wrong = row.index(None)
             place = wrong + (column is not None and column <= wrong)
             raise ValueError(
                 f"line {line} holds {cells[wrong][:20]!r}, not a number in column {place + 1}; "
-                f"{_instead_of(cells[wrong], index is None, place == 0)}"
+                f"{_advise_on_cell(cells[wrong], index is None, place == 0)}"
             )
         numbers.extend(row)  # type: ignore[arg-type]
         guards.fits("it", len(numbers) + texts // 8, limit)
@@ -188,16 +188,16 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
     return np.frombuffer(numbers).reshape(-1, width - bool(names)), names or None
 
 
-def _titles(header: list[str] | None, cells: list[str]) -> list[str] | None:
+def _complete_titles(header: list[str] | None, cells: list[str]) -> list[str] | None:
     """The titles of all columns; R writes none for the names of rows."""
     as_r_writes = header is not None and len(header) == len(cells) - 1 and cells[-1].strip()
     return ["", *header] if header is not None and as_r_writes else header
 
 
-def _instead_of(cell: str, unnamed: bool, first: bool) -> str:
+def _advise_on_cell(cell: str, unnamed: bool, first: bool) -> str:
     """What to do about a cell that is no number, in a table without names or in one with."""
     text = cell.strip()
-    if as_number(text.replace(",", ".", 1)) is not None:
+    if parse_number(text.replace(",", ".", 1)) is not None:
         return "write decimals with points"
     missing = text.lower() in MISSING
     names = "if these are names of the points, --index-col takes the column for them; "
@@ -219,7 +219,7 @@ def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int, headed: bool)
     for line, cells in rows:
         if len(cells) not in (2, 3):
             raise ValueError(f"line {line} must hold an edge, two nodes and perhaps a weight, got {len(cells)} cells")
-        weight = 1.0 if len(cells) == 2 else as_number(cells[2])
+        weight = 1.0 if len(cells) == 2 else parse_number(cells[2])
         if weight is None or not isfinite(weight):
             raise ValueError(f"line {line} holds {cells[2][:20]!r}, not a finite number as the weight of an edge")
         for node in (cell.strip() for cell in cells[:2]):
@@ -263,7 +263,7 @@ def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int, headed: bool)
 def _is_header(cells: list[str]) -> bool:
     """Whether a line names columns: no cell is a number, or they count the columns that stand after an index."""
     counts = len(cells) > 1 and validate.is_index(cells[0]) and cells[1:] == [str(i) for i in range(len(cells) - 1)]
-    return bool(cells) and (counts or all(as_number(cell) is None for cell in cells))
+    return bool(cells) and (counts or all(parse_number(cell) is None for cell in cells))
 
 
 def _find_index_column(index: str, header: list[str] | None, width: int) -> int:
@@ -282,7 +282,7 @@ def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
     if len(cells) == 1:
         return None
     for place, (title, cell) in enumerate(zip(header or (), cells, strict=False)):
-        if validate.is_index(title) and as_number(cell) is not None:
+        if validate.is_index(title) and parse_number(cell) is not None:
             called = f"is called {title.strip()}" if title.strip() else "has no name"
             raise ValueError(
                 f"column {place + 1} {called} and holds numbers, like an index: `--index-col "
@@ -294,7 +294,7 @@ def _column_of_names(header: list[str] | None, cells: list[str]) -> int | None:
 
 def _is_name(cell: str) -> bool:
     """Whether a cell is taken for a name without being called one; 1,000 and 1_000 may be numbers that were meant."""
-    return as_number(cell) is None and any(map(str.isalpha, cell))
+    return parse_number(cell) is None and any(map(str.isalpha, cell))
 
 
 def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[str]]]:
@@ -308,7 +308,7 @@ def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[
     with guards.guard_reading(name, path, *DELIMITERS):
         guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
         lines, rows = list[int](), list[list[str]]()
-        for line, cells in _rows(path, limit):
+        for line, cells in _iterate_lines(path, limit):
             lines.append(line)
             rows.append([cell.strip() for cell in cells])
             if len(cells) != len(rows[0]):
@@ -320,13 +320,13 @@ def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[
         return lines, rows
 
 
-def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
+def _iterate_lines(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
     """Cells of each line that has some, with its number. A line that is longer than a part of the limit is not read to
     its end, and no cell goes on over several."""
     longest = min(LONGEST_LINE, max(limit // 64, 1))
     with path.open(newline="", encoding="utf-8-sig") as file:
         at = 0
-        while line := _line(file, longest + 1):
+        while line := _read_line(file, longest + 1):
             at += 1
             if len(line) > longest:
                 raise ValueError(f"line {at} has more than {longest} characters")
@@ -342,7 +342,7 @@ def _rows(path: Path, limit: int) -> Iterator[tuple[int, list[str]]]:
                 yield at, cells
 
 
-def _line(file: TextIO, most: int) -> str:
+def _read_line(file: TextIO, most: int) -> str:
     """The next line, or so many characters of it."""
     try:
         return file.readline(most)
@@ -360,14 +360,14 @@ def _check_separator(at: int, cell: str, suffix: str) -> None:
         raise ValueError(f"line {at} is separated by tabs; call the file .tsv")
     if "," in cell and suffix == ".tsv":
         raise ValueError(f"line {at} is separated by commas; call the file .csv")
-    if len(parts := cell.split()) > 1 and None not in map(as_number, parts):
+    if len(parts := cell.split()) > 1 and None not in map(parse_number, parts):
         mark = "commas" if suffix == ".csv" else "tabs"
         raise ValueError(
             f"line {at} has {len(parts)} numbers in a cell; put {mark} between columns, no spaces into numbers"
         )
 
 
-def as_number(cell: str) -> float | None:
+def parse_number(cell: str) -> float | None:
     """A cell as a number, None if it is not one; Python's 1_000 is none elsewhere."""
     try:
         return None if "_" in cell else float(cell)
@@ -389,7 +389,7 @@ def _read_h5ad(path: Path, limit: int) -> Array:
         return guards.read_dataset(cells, what, limit)
 
 
-def names_of_cells(name: str, path: Path, limit: int) -> list[str] | None:
+def read_cell_names(name: str, path: Path, limit: int) -> list[str] | None:
     """The names of the cells in an .h5ad file; None where they only count them, or are not unique."""
     with guards.guard_reading(name, path, ".h5ad"):
         import h5py
@@ -398,7 +398,7 @@ def names_of_cells(name: str, path: Path, limit: int) -> list[str] | None:
             obs = guards.member_of(file, "obs")
             if not isinstance(obs, h5py.Group):
                 return None
-            title = "_index" if guards.member_of(obs, "_index") is not None else _attribute(obs, "_index", ())
+            title = "_index" if guards.member_of(obs, "_index") is not None else _read_attribute(obs, "_index", ())
             found = guards.member_of(obs, title) if isinstance(title, str) else None
             if isinstance(found, h5py.Group):  # texts of which some may be missing
                 found = guards.member_of(found, "values")
@@ -414,7 +414,7 @@ def _read_sparse_cells(group: Any, what: str, limit: int) -> Array:
     found = {part: guards.member_of(group, part) for part in PARTS["csr"]}
     if None in found.values():
         raise ValueError(f"{what} must be an array, dense or in the format csr or csc, got a group without these parts")
-    shape = _shape(np.asarray(_attribute(group, "shape", (2,))))
+    shape = _read_shape(np.asarray(_read_attribute(group, "shape", (2,))))
     stored = sum(getattr(part, "size", None) or 0 for part in found.values())
     guards.fits(what, shape[0] * shape[1] + stored, limit, shape)
     kinds = (guards.NUMBERS, guards.INTEGERS, guards.INTEGERS)
@@ -422,21 +422,23 @@ def _read_sparse_cells(group: Any, what: str, limit: int) -> Array:
         part: guards.read_dataset(found[part], f"{what}/{part}", limit, k)
         for part, k in zip(PARTS["csr"], kinds, strict=True)
     }
-    dense: Array = guards.sparse_matrix(_compressed_by(group, parts["indptr"].size - 1, shape), parts, shape).toarray()
+    dense: Array = guards.sparse_matrix(
+        _compression_format(group, parts["indptr"].size - 1, shape), parts, shape
+    ).toarray()
     return dense
 
 
-def _compressed_by(group: Any, count: int, shape: tuple[int, int]) -> str:
+def _compression_format(group: Any, count: int, shape: tuple[int, int]) -> str:
     """ "csr" or "csc", by the ``count`` of rows or columns; by what the file says only where they are equally many,
     since libhdf5 can hang at broken strings."""
     kinds = [kind for kind, n in zip(("csr", "csc"), shape, strict=True) if n == count]
     if len(kinds) < 2:
         return "".join(kinds) or "csr"
-    said = _attribute(group, "encoding-type", ())
+    said = _read_attribute(group, "encoding-type", ())
     return validate.choice("its encoding", said, ("csr_matrix", "csc_matrix"))[:3]
 
 
-def _attribute(group: Any, name: str, shape: tuple[int, ...]) -> Any:
+def _read_attribute(group: Any, name: str, shape: tuple[int, ...]) -> Any:
     """An attribute of an HDF5 object, None where there is none of that shape."""
     there = name in group.attrs and group.attrs.get_id(name).shape == shape
     return group.attrs[name] if there else None

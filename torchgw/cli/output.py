@@ -55,7 +55,7 @@ def write_matching(result: GWResult, path: Path) -> None:
     """A table of the source's points, the best target of each, and the share of its mass that goes there; both empty
     where a point has none to match. Points have their names, or else their numbers."""
     (mass, best), given = result.top_k(1), result.marginal(1)
-    sources, targets = map(cells_of, result.shape, (result.names_x, result.names_y))
+    sources, targets = map(format_names, result.shape, (result.names_x, result.names_y))
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(("source", "target", "share"))
@@ -64,7 +64,7 @@ def write_matching(result: GWResult, path: Path) -> None:
             table.writerow((sources[i], targets[int(target)] if total > 0 else "", share))
 
 
-def cells_of(size: int, names: Iterable[object] | None) -> Sequence[int | str]:
+def format_names(size: int, names: Iterable[object] | None) -> Sequence[int | str]:
     """What a table calls points: by their names, or else by their numbers."""
     return range(size) if names is None else [as_cell(str(name)) for name in names]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchgw.cli.align import Interrupted, check_tables, memory_limit
+from torchgw.cli.align import InterruptedSolve, check_tables, memory_limit
 from torchgw.cli.input import read_with_names
 from torchgw.cli.output import as_cell, check_output, write_whole
 from torchgw.options import GWOptions
@@ -31,7 +31,7 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     if len(arguments.spaces) < 2 and not arguments.against:
         raise ValueError(f"pairwise needs two files or more, got {arguments.spaces[0]} alone")
     limit = memory_limit(arguments)
-    names, against = map(names_of, lists.values())
+    names, against = map(short_names, lists.values())
     check_tables([*arguments.spaces, *lists["against"]], arguments.index_col, arguments.edges)
     spaces, others = (
         [
@@ -72,11 +72,11 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     if not found.complete:
         more = f"; the same command goes on from {arguments.store}" if arguments.store else ""
-        raise Interrupted(f"the pairs done so far are in {arguments.output}, the others are nan{more}", described)
+        raise InterruptedSolve(f"the pairs done so far are in {arguments.output}, the others are nan{more}", described)
     return described
 
 
-def names_of(files: Sequence[Path]) -> list[str]:
+def short_names(files: Sequence[Path]) -> list[str]:
     """The names of files without folder and suffix; whole paths where these do not tell the files apart."""
     stems = [file.stem for file in files]
     return stems if len({*stems}) == len(stems) else [str(file) for file in files]

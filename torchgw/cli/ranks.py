@@ -12,19 +12,19 @@ TOLD = (1, 2, 130)  # exit codes of a command, which has said why
 RESUMED = "torchgw resume FOLDER -o OUTPUT goes on with a --checkpoint, where there is one"
 
 
-def among_ranks() -> bool:
+def is_among_ranks() -> bool:
     """Whether this process is one of those that ``torchrun`` started."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def is_first() -> bool:
     """Whether this process is the one that writes and prints."""
-    return not among_ranks() or os.environ.get("RANK") == "0"
+    return not is_among_ranks() or os.environ.get("RANK") == "0"
 
 
-def speaks_of_errors() -> bool:
+def should_report_errors() -> bool:
     """Whether this process says why it ends: one of each machine, whose files may be others."""
-    return not among_ranks() or os.environ.get("LOCAL_RANK") == "0"
+    return not is_among_ranks() or os.environ.get("LOCAL_RANK") == "0"
 
 
 def launch_ranks(arguments: Sequence[str], nproc: int) -> int:
@@ -38,7 +38,7 @@ def launch_ranks(arguments: Sequence[str], nproc: int) -> int:
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what went wrong is told here
-    run_by = ["--standalone", "--nproc-per-node", str(nproc), "-m", "torchgw", *_without(arguments)]
+    run_by = ["--standalone", "--nproc-per-node", str(nproc), "-m", "torchgw", *_remove_nproc(arguments)]
     try:
         run(parse_args(run_by))  # type: ignore[no-untyped-call]
     except (KeyboardInterrupt, SignalException):
@@ -54,7 +54,7 @@ def launch_ranks(arguments: Sequence[str], nproc: int) -> int:
     return 0
 
 
-def _without(arguments: Sequence[str]) -> list[str]:
+def _remove_nproc(arguments: Sequence[str]) -> list[str]:
     """The arguments but for the number of processes."""
     kept, skipped = list[str](), False
     for word in arguments:

@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from torchgw.cli.align import Interrupted, run_align, run_resume
+from torchgw.cli.align import InterruptedSolve, run_align, run_resume
 from torchgw.cli.apply import run_apply
 from torchgw.cli.demo import run_demo
 from torchgw.cli.info import run_estimate, run_info
 from torchgw.cli.pairwise import run_pairwise
 from torchgw.cli.parser import run_completion
-from torchgw.cli.ranks import is_first, speaks_of_errors
+from torchgw.cli.ranks import is_first, should_report_errors
 from torchgw.cli.score import run_score
 from torchgw.cli.warm import run_warm
 from torchgw.runtime.caller import allocating
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> int:
     said: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", TorchGWWarning)
-        warnings.showwarning = lambda message, *_, **__: said.append(_in_words(message, options.command))
-        code, found, last = _outcome(options)
+        warnings.showwarning = lambda message, *_, **__: said.append(_format_warning(message, options.command))
+        code, found, last = _run_command(options)
     if not is_first():
-        if LOST in last or (last and speaks_of_errors()):  # all else the first one says
+        if LOST in last or (last and should_report_errors()):  # all else the first one says
             print(f"torchgw: {last}", file=sys.stderr)
         return code
     for warning in said:
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _in_words(message: Warning | str, command: str) -> str:
+def _format_warning(message: Warning | str, command: str) -> str:
     """A warning in one line, with what the command has against it."""
     said = " ".join(str(message).split())
     if isinstance(message, AmbiguityWarning) and command == "align":
@@ -70,12 +70,12 @@ def _in_words(message: Warning | str, command: str) -> str:
     return said
 
 
-def _outcome(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, str]:
+def _run_command(options: argparse.Namespace) -> tuple[int, dict[str, Any] | str, str]:
     """The exit code, what the command found, and the last line for stderr."""
     try:
         with allocating(f"torchgw {options.command}", "torchgw estimate says what it takes"):
             return 0, COMMANDS[options.command](options), ""
-    except Interrupted as ended:
+    except InterruptedSolve as ended:
         return 130, ended.found, f"interrupted: {ended}"
     except KeyboardInterrupt:
         return 130, "", "interrupted"

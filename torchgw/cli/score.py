@@ -25,7 +25,7 @@ HITS = (1, 5, 10)
 
 
 @dataclass
-class Points:
+class PointNames:
     """What the points of a side are called.
 
     place : row of each name.
@@ -38,7 +38,7 @@ class Points:
     by_rows: bool
 
     @classmethod
-    def of(cls, names: Any, closed: bool, by_rows: bool = False) -> Points:
+    def of(cls, names: Any, closed: bool, by_rows: bool = False) -> PointNames:
         """Of names in the order of the rows."""
         place: dict[str, int] = {}
         for i, name in enumerate(map(str, names)):
@@ -51,7 +51,7 @@ class Points:
         """Rows that are known of."""
         return max(self.place.values(), default=-1) + 1
 
-    def row(self, name: str) -> int | None:
+    def find_row(self, name: str) -> int | None:
         """The row of a point, None where there is none of that name."""
         if name in self.place:
             return self.place[name]
@@ -61,7 +61,7 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Scored:
+class MatchingToScore:
     """What is scored.
 
     plan : a result, or a matching (N,), -1 where a point has none.
@@ -69,8 +69,8 @@ class Scored:
     """
 
     plan: Any
-    sources: Points
-    targets: Points
+    sources: PointNames
+    targets: PointNames
 
     @property
     def is_result(self) -> bool:
@@ -91,10 +91,10 @@ def run_score(arguments: argparse.Namespace) -> dict[str, Any] | str:
     scored = read_matching(arguments.result, limit)
     found: dict[str, Any] = {"result": str(arguments.result), "points": scored.sources.count}
     if arguments.truth is not None:
-        found |= by_truth(scored, arguments, limit)
+        found |= score_by_truth(scored, arguments, limit)
     if arguments.labels_x is not None:
-        x, headed = labels_of("--labels-x", arguments.labels_x, scored.sources, limit)
-        y, _ = labels_of("--labels-y", arguments.labels_y, scored.targets, limit, headed)
+        x, headed = read_labels("--labels-x", arguments.labels_x, scored.sources, limit)
+        y, _ = read_labels("--labels-y", arguments.labels_y, scored.targets, limit, headed)
         found["label_transfer_accuracy"] = metrics.label_transfer_accuracy(x, y, scored.plan)
     if arguments.json:
         return found
@@ -103,9 +103,9 @@ def run_score(arguments: argparse.Namespace) -> dict[str, Any] | str:
     return "\n".join(f"{name.replace('_', ' '):<{width}}  {value:.4f}" for name, value in numbers.items())
 
 
-def by_truth(scored: Scored, arguments: argparse.Namespace, limit: int) -> dict[str, Any]:
+def score_by_truth(scored: MatchingToScore, arguments: argparse.Namespace, limit: int) -> dict[str, Any]:
     """Scores against the true matches."""
-    truth = truth_of(arguments.truth, scored, limit)
+    truth = read_truth(arguments.truth, scored, limit)
     found: dict[str, Any] = {"known": int((truth >= 0).sum())}
     found["node_correctness"] = metrics.node_correctness(scored.plan, truth)
     if arguments.graph_y is not None:
@@ -128,32 +128,32 @@ def by_truth(scored: Scored, arguments: argparse.Namespace, limit: int) -> dict[
     return found
 
 
-def read_matching(path: Path, limit: int) -> Scored:
+def read_matching(path: Path, limit: int) -> MatchingToScore:
     """A result, or a matching by its first two columns, source and target, the latter empty for points without any."""
     if path.suffix == ".npz":
         result = GWResult.load(path)
         x, y = (
-            Points.of(range(n) if names is None else names, closed=True, by_rows=names is None)
+            PointNames.of(range(n) if names is None else names, closed=True, by_rows=names is None)
             for names, n in zip((result.names_x, result.names_y), result.shape, strict=True)
         )
-        return Scored(result, x, y)
+        return MatchingToScore(result, x, y)
     _, rows = read_table("result", path, limit)
     rows = rows[1:] if rows[0][0] == "source" else rows
     if not rows or len(rows[0]) < 2:
         raise ValueError(f"result must be a matching, columns source and target, or an .npz file, got {path}")
-    targets = Points({}, closed=False, by_rows=all(row[1].isdecimal() for row in rows if row[1]))
-    matching = np.array([-1 if not row[1] else targets.row(row[1]) for row in rows])
-    return Scored(matching, Points.of([row[0] for row in rows], closed=True), targets)
+    targets = PointNames({}, closed=False, by_rows=all(row[1].isdecimal() for row in rows if row[1]))
+    matching = np.array([-1 if not row[1] else targets.find_row(row[1]) for row in rows])
+    return MatchingToScore(matching, PointNames.of([row[0] for row in rows], closed=True), targets)
 
 
-def truth_of(path: Path, scored: Scored, limit: int) -> Array:
+def read_truth(path: Path, scored: MatchingToScore, limit: int) -> Array:
     """The true target of each source point (N,), -1 where the table does not have it."""
     _, rows = read_table("--truth", path, limit)
     if len(rows[0]) == 1:
-        listed = [row[0] for row in without_header("--truth", path, rows, scored.sources)]
+        listed = [row[0] for row in remove_header("--truth", path, rows, scored.sources)]
         named = list(zip(scored.sources.place, listed, strict=True))
     else:
-        begin = scored.sources.row(rows[0][0]) is None and rows[0][1] not in scored.targets.place
+        begin = scored.sources.find_row(rows[0][0]) is None and rows[0][1] not in scored.targets.place
         named = [(row[0], row[1]) for row in rows[begin:]]
         if not named:
             first = guards.one_line(",".join(rows[0]), 40)
@@ -168,37 +168,39 @@ def truth_of(path: Path, scored: Scored, limit: int) -> Array:
     found = np.full(scored.sources.count, -1)
     for source, target in named:
         if target:
-            place = row_of("--truth", path, source, scored.sources)
+            place = find_row("--truth", path, source, scored.sources)
             if found[place] >= 0:
                 raise ValueError(
                     f"--truth: {path} must name each point once, got {guards.one_line(source, 40)!r} twice"
                 )
-            found[place] = row_of("--truth", path, target, scored.targets)
+            found[place] = find_row("--truth", path, target, scored.targets)
     return found
 
 
-def labels_of(name: str, path: Path, points: Points, limit: int, headed: bool = False) -> tuple[list[str | None], bool]:
+def read_labels(
+    name: str, path: Path, points: PointNames, limit: int, headed: bool = False
+) -> tuple[list[str | None], bool]:
     """The label of each point, None where it has none, and whether the table has a header; where its points are not all
     known, it has one if it is ``headed``."""
     _, rows = read_table(name, path, limit)
     if len(rows[0]) == 1:
         if points.closed:
             headed = len(rows) == points.count + 1
-            rows = without_header(name, path, rows, points)
+            rows = remove_header(name, path, rows, points)
         elif points.by_rows:
             rows = rows[headed:]
         else:
             raise ValueError(f"{name}: {path} must have two columns, point and label, since the matching has names")
         return [row[0] or None for row in rows], headed
     if points.closed or points.by_rows:
-        headed = points.row(rows[0][0]) is None
-    known = {row_of(name, path, row[0], points): row[1] or None for row in rows[headed:]}
+        headed = points.find_row(rows[0][0]) is None
+    known = {find_row(name, path, row[0], points): row[1] or None for row in rows[headed:]}
     if len(known) < len(rows) - headed:
         raise ValueError(f"{name}: {path} must name each point once, got some twice")
     return [known.get(i) for i in range(points.count)], headed
 
 
-def without_header(name: str, path: Path, rows: list[list[str]], points: Points) -> list[list[str]]:
+def remove_header(name: str, path: Path, rows: list[list[str]], points: PointNames) -> list[list[str]]:
     """The lines of a table that has one for each point, in their order."""
     more = len(rows) - points.count
     if more not in (0, 1):
@@ -206,9 +208,9 @@ def without_header(name: str, path: Path, rows: list[list[str]], points: Points)
     return rows[more:]
 
 
-def row_of(name: str, path: Path, point: str, points: Points) -> int:
+def find_row(name: str, path: Path, point: str, points: PointNames) -> int:
     """The row of a point that a table names."""
-    found = points.row(point)
+    found = points.find_row(point)
     if found is None:
         called = "rows, counted from 0" if points.by_rows else "the names that the result has"
         raise ValueError(

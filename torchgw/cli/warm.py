@@ -38,7 +38,7 @@ def run_warm(arguments: argparse.Namespace) -> dict[str, Any] | str:
     device = validate.device("device", arguments.device)
     softmin_dense.choose("triton", Workload(device, torch.float32, (8, 8)))  # refused, with the reason, if none can run
     began = time.perf_counter()
-    names = dict(chain.from_iterable(each.items() for each in side_by_side(str(device))))
+    names = dict(chain.from_iterable(each.items() for each in compile_cases(str(device))))
     taken = time.perf_counter() - began
     folder = os.environ.get(FOLDER, "~/.triton/cache")
     if arguments.json:
@@ -46,7 +46,7 @@ def run_warm(arguments: argparse.Namespace) -> dict[str, Any] | str:
     return f"compiled {len(names)} kernels for {device} in {taken:.1f} s; later processes find them in {folder}"
 
 
-def side_by_side(device: str) -> list[dict[str, str]]:
+def compile_cases(device: str) -> list[dict[str, str]]:
     """What each case has compiled, in a process of its own."""
     from joblib import Parallel, delayed
 

@@ -60,7 +60,7 @@ def energy_ratio(best: Basin, other: Basin, unit: float) -> float:
     return (best.energy + tiny) / (other.energy + tiny)
 
 
-def is_nearly_tie(best: Basin, other: Basin, unit: float, factor: float = NEAR_TIE) -> bool:
+def is_near_tie(best: Basin, other: Basin, unit: float, factor: float = NEAR_TIE) -> bool:
     """Whether another basin, compared on the same level, has at most ``factor`` times the energy of the best one."""
     return other.level == best.level and other.energy <= factor * max(best.energy, SINGLE * unit)
 
@@ -233,12 +233,12 @@ def entropy_and_margin(coupling: BlockCoupling, points: Tensor | None = None) ->
     """Entropy and margin of all rows (N,), or of the rows ``points`` (m,); read in blocks, of a large plan on its kept
     tiles."""
     entropy, margin = (torch.empty(coupling.shape[0], dtype=coupling.dtype, device=coupling.device) for _ in range(2))
-    for rows, block in _blocks(coupling, None if points is None else torch.unique(points)):
-        entropy[rows], margin[rows] = _of_block(block)
+    for rows, block in _iterate_blocks(coupling, None if points is None else torch.unique(points)):
+        entropy[rows], margin[rows] = _block_entropy_and_margin(block)
     return (entropy, margin) if points is None else (entropy[points], margin[points])
 
 
-def _blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Tensor | slice, Tensor]]:
+def _iterate_blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Tensor | slice, Tensor]]:
     """Some points each, with their rows or what is kept of them."""
     if isinstance(coupling, TiledCoupling):
         yield from ((rows, block) for rows, _, block, _ in coupling.row_tiles(points))
@@ -250,7 +250,7 @@ def _blocks(coupling: BlockCoupling, points: Tensor | None) -> Iterator[tuple[Te
         yield from ((where if points is None else points[where], block) for where, block in coupling.blocks(points))
 
 
-def _of_block(block: Tensor) -> tuple[Tensor, Tensor]:
+def _block_entropy_and_margin(block: Tensor) -> tuple[Tensor, Tensor]:
     share = block / block.sum(1, keepdim=True)
     largest = share.topk(min(2, share.shape[1]), dim=1).values
     margin = 1 - largest[:, -1] / largest[:, 0] if share.shape[1] > 1 else torch.ones_like(share[:, 0])

@@ -21,7 +21,7 @@ import math
 from enum import Enum
 from typing import Protocol
 
-from torchgw.diagnostics.evidence import TINY, Basin, Certificate, IssuedWarning, energy_ratio, is_nearly_tie
+from torchgw.diagnostics.evidence import TINY, Basin, Certificate, IssuedWarning, energy_ratio, is_near_tie
 from torchgw.diagnostics.status import Status
 from torchgw.marginals import Marginals
 
@@ -45,7 +45,7 @@ class Verdict(Enum):
         return self.value
 
 
-class Judged(Protocol):
+class VerdictInput(Protocol):
     """What a verdict depends on; each member as `torchgw.GWResult` says."""
 
     @property
@@ -74,22 +74,22 @@ class Judged(Protocol):
     def unit(self) -> float: ...
 
 
-def judge(result: Judged) -> tuple[Verdict, tuple[str, ...]]:
+def judge(result: VerdictInput) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and the reasons for it in sentences: all doubts, or what speaks for a convincing matching."""
-    ratio, most, correlation = value_over_chance(result), highest_clear(result), result.distance_correlation
-    tiny, found = TINY * result.unit, doubts(result)
+    ratio, most, correlation = value_over_chance(result), convincing_share(result), result.distance_correlation
+    tiny, found = TINY * result.unit, list_doubts(result)
     if not (result.alpha < DISTANCES_DECIDE or correlation >= 1 - most or result.value <= tiny):
-        found = (of_correlation(result), *found)
+        found = (explain_correlation(result), *found)
     if not (ratio <= most or (result.chance > tiny and correlation >= AGREED)):
-        found = (of_value(result, ratio), *found)
+        found = (explain_value(result, ratio), *found)
     if result.chance > tiny and ratio > MEANINGLESS and not correlation >= 1 - CLEAR:
         return Verdict.CHANCE, found
     if found:
         return Verdict.DOUBTFUL, found
-    return Verdict.CONVINCING, (of_value(result, ratio), of_others(result))
+    return Verdict.CONVINCING, (explain_value(result, ratio), explain_rivals(result))
 
 
-def value_over_chance(result: Judged) -> float:
+def value_over_chance(result: VerdictInput) -> float:
     """The value over that of the product plan: 0 for copies, 1 for a plan that knows nothing, or where the product plan
     is as good as any; NaN where its value is not known. A sampled value counts with two standard errors."""
     if result.chance <= TINY * result.unit:
@@ -97,7 +97,7 @@ def value_over_chance(result: Judged) -> float:
     return (result.value + 2 * result.value_error) / result.chance
 
 
-def doubts(result: Judged) -> tuple[str, ...]:
+def list_doubts(result: VerdictInput) -> tuple[str, ...]:
     """Every reason but the value not to trust the matching."""
     found, covered = [], list(HARMLESS)
     if not result.status.converged:
@@ -106,8 +106,8 @@ def doubts(result: Judged) -> tuple[str, ...]:
     proven = result.certificate.gap <= PROVEN * result.unit
     if result.alpha > 0 and not result.basins and not proven:
         found.append("The solve tried no other start, so the matching is as right as the start.")
-    rival, factor = result.rival, least_rival(result)
-    if rival is not None and is_nearly_tie(result.basins[0], rival, result.unit, factor):
+    rival, factor = result.rival, least_rival_ratio(result)
+    if rival is not None and is_near_tie(result.basins[0], rival, result.unit, factor):
         more = 1 / energy_ratio(result.basins[0], rival, result.unit) - 1
         found.append(
             f"Another matching has an energy {f'only {more:.0%} higher' if more >= 0.005 else 'as low'}, and its "
@@ -124,25 +124,25 @@ def doubts(result: Judged) -> tuple[str, ...]:
     return tuple(found)
 
 
-def least_rival(result: Judged) -> float:
+def least_rival_ratio(result: VerdictInput) -> float:
     """The least energy of the best other matching, over that of the best one, if the best is convincing."""
     return RIVAL if result.marginals.balanced else RIVAL_OF_PARTS
 
 
-def highest_clear(result: Judged) -> float:
+def convincing_share(result: VerdictInput) -> float:
     """The share of the product plan's value up to which a value is convincing."""
     alike = result.marginals.balanced and result.certificate.lower_bound < ALIKE * result.value
     return MEANINGLESS if alike else CLEAR
 
 
-def of_value(result: Judged, ratio: float) -> str:
+def explain_value(result: VerdictInput, ratio: float) -> str:
     """How far the value is from that of a plan that knows nothing."""
     if result.chance <= TINY * result.unit:
         return "All plans have the same value, so the distances cannot tell matchings apart."
     if not ratio >= 0:
         return "The value of the product plan is not known, as for a file of an earlier version."
     text = f"The value is {ratio:.2g} of that of the product plan"
-    most, found = highest_clear(result), result.distance_correlation
+    most, found = convincing_share(result), result.distance_correlation
     if ratio <= most:
         return f"{text}."
     if found >= AGREED:
@@ -150,18 +150,18 @@ def of_value(result: Judged, ratio: float) -> str:
     return f"{text}; a convincing value is at most {most:.2g} of it here."
 
 
-def of_correlation(result: Judged) -> str:
+def explain_correlation(result: VerdictInput) -> str:
     """How little distances of matched points agree, those of points far away from all others left out."""
     if math.isnan(result.distance_correlation):
         few = "fewer than eight points give mass, all are equally far apart, or the file is of an earlier version"
         return f"The distance correlation is not known: {few}."
     return (
         f"The distance correlation of points and their matches is {result.distance_correlation:.2g}, less two standard "
-        f"errors; a convincing one is at least {1 - highest_clear(result):.2g} here."
+        f"errors; a convincing one is at least {1 - convincing_share(result):.2g} here."
     )
 
 
-def of_others(result: Judged) -> str:
+def explain_rivals(result: VerdictInput) -> str:
     """What is known of other matchings, where none is near in energy."""
     if result.certificate.gap <= PROVEN * result.unit:
         return "No plan at all has a lower value, by proof."

@@ -15,9 +15,9 @@ from torchgw import align, validate
 from torchgw.align import Arguments
 from torchgw.couplings.blocks import as_block_coupling
 from torchgw.couplings.reader import Readable
-from torchgw.distributed.groups import ranks_in
-from torchgw.distributed.inputs import different, in_file, load_spaces, read
-from torchgw.distributed.journal import kept_by
+from torchgw.distributed.groups import open_ranks
+from torchgw.distributed.inputs import find_other_arguments, is_in_file, load_spaces, read_files
+from torchgw.distributed.journal import follow_by_ranks
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
 from torchgw.kernels.sampling import make_generator
@@ -84,35 +84,33 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
     Of points in more than 15 dimensions whose distances tie, other neighbours may be taken, and the graph is another.
     Ranks should be of one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
     """
-    with ranks_in(group, arguments.get("device")) as ranks:
+    with open_ranks(group, arguments.get("device")) as ranks:
         if ranks.count == 1:
             return align.gw_align(X, Y, **arguments)
         with collecting_warnings():
-            return aligned_by(ranks, {"X": X, "Y": Y} | DEFAULTS | arguments)
+            return align_by_ranks(ranks, {"X": X, "Y": Y} | DEFAULTS | arguments)
 
 
-def aligned_by(ranks: Processes, given: dict[str, Any]) -> GWResult:
+def align_by_ranks(ranks: Processes, given: dict[str, Any]) -> GWResult:
     """The result of these arguments, of which none is left out, by ranks."""
-    other = different(given, ranks)
+    other = find_other_arguments(given, ranks)
     if other is not None:
         ranks.meet()
         told = ", ".join(other[1])
         raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
     given = load_spaces(given)
-    in_files = {name: given[name] for name in "XY" if in_file(given[name])}
-    checked, shares = read(_check_arguments(given, ranks), ranks)
-    return _finish_together(ranks, build_problem(**checked), in_files, shares)
+    in_files = {name: given[name] for name in "XY" if is_in_file(given[name])}
+    checked, shares = read_files(_check_arguments(given, ranks), ranks)
+    return _solve_by_ranks(ranks, build_problem(**checked), in_files, shares)
 
 
-def _finish_together(
-    ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]
-) -> GWResult:
+def _solve_by_ranks(ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]) -> GWResult:
     """The result of a request, when all ranks have it."""
 
     def prepare(request: Request) -> tuple[ProviderPair, GraphReports]:
         return make_shared_providers(request.spaces, request.options.spaces, ranks, shares)
 
-    result = align.align_request(request, ranks, partial(kept_by, ranks, in_files), prepare)
+    result = align.align_request(request, ranks, partial(follow_by_ranks, ranks, in_files), prepare)
     ranks.meet()
     return result
 
@@ -134,13 +132,13 @@ def resume(
     ------
     As `torchgw.resume`, and `RankError`.
     """
-    with ranks_in(group, None) as ranks:
+    with open_ranks(group, None) as ranks:
         if ranks.count == 1 and not align.is_solved_by_ranks(path):
             return align.resume(path, X=X, Y=Y, callback=callback)
         call, checkpoint = align.read_continuation(path, X, Y, shared=True)
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
         with collecting_warnings():
-            return _finish_together(ranks, build_problem(**call | more), {}, {})
+            return _solve_by_ranks(ranks, build_problem(**call | more), {}, {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:
@@ -158,7 +156,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
         When there is something at that path already, or it cannot be written.
     """
     folder = path_of("path", path, "a folder to be made")
-    with ranks_in(group, None) as ranks:
+    with open_ranks(group, None) as ranks:
         every = ranks.scatter([lambda: str(folder)] * ranks.count)
         if len(set(every)) > 1:
             raise ValueError(f"path must be the same on all ranks, got {', '.join(sorted(set(every)))}")
@@ -196,16 +194,16 @@ def _check_arguments(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         )
     if given["device"] is not None and torch.device(given["device"]).type != ranks.device.type:
         raise ValueError(f"device must be that of the group, {str(ranks.device)!r}, got {str(given['device'])!r}")
-    seed = ranks.first(partial(_seed, given["random_state"], given["callback"]))
+    seed = ranks.first(partial(_share_seed, given["random_state"], given["callback"]))
     first, kinds = ranks.rank == 0, given["distances"]
     kinds = (kinds, kinds) if isinstance(kinds, str) else kinds
     if isinstance(kinds, tuple) and len(kinds) == 2:
-        given = given | {"distances": tuple(map(_kind, kinds, (given["X"], given["Y"])))}
+        given = given | {"distances": tuple(map(_choose_kind, kinds, (given["X"], given["Y"])))}
     own = {"device": ranks.device, "random_state": seed, "options": replace(options, strategy="streaming")}
     return given | own | {name: given[name] if first else None for name in ("callback", "checkpoint")}
 
 
-def _seed(state: RandomState, callback: object) -> RandomState:
+def _share_seed(state: RandomState, callback: object) -> RandomState:
     """The first rank's seed, also of a generator, or of fresh entropy; its callback is looked at, too."""
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
@@ -214,7 +212,7 @@ def _seed(state: RandomState, callback: object) -> RandomState:
     return make_generator(state, torch.device("cpu")).initial_seed() if made else state
 
 
-def _kind(kind: str, space: Any) -> str:
+def _choose_kind(kind: str, space: Any) -> str:
     """Landmarks where the choice is left: of points and graphs nothing else has factors."""
     square = getattr(space, "ndim", 0) == 2 and space.shape[0] == space.shape[1] and not is_graph(space)
     return "landmark" if kind == AUTO and not is_provider(space) and not square else kind

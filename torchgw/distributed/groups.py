@@ -38,7 +38,7 @@ def started(timeout: float = TIMEOUT, device: str | torch.device | None = None) 
     if dist.is_initialized():
         raise ValueError("a process group is there already: give it, group=torch.distributed.group.WORLD")
     if "RANK" not in os.environ:
-        with _one() as alone:
+        with _open_single_group() as alone:
             yield alone
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -48,50 +48,50 @@ def started(timeout: float = TIMEOUT, device: str | torch.device | None = None) 
         torch.cuda.set_device(local)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=timedelta(seconds=seconds))
     try:
-        yield _world()
+        yield _world_group()
         dist.barrier()  # who leaves while others still read ends them
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def ranks_in(group: Any, device: Any) -> Iterator[Processes]:
+def open_ranks(group: Any, device: Any) -> Iterator[Processes]:
     """The ranks of a process group or `DeviceMesh`, by default of all processes that ``torchrun`` started, or of this
     one alone; where there is no group of them, it is started for this context."""
     if group is None and not dist.is_initialized():
         with started(device=device) as world:
-            yield Processes(world, _device_of(world))
+            yield Processes(world, _group_device(world))
         return
     if hasattr(group, "get_group"):
         if group.ndim != 1:
             raise ValueError(f"group must be a DeviceMesh of one dimension, got {group.ndim}; take mesh['name']")
         group = group.get_group()
-    found = _world() if group is None else group
+    found = _world_group() if group is None else group
     if found == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("group must be one that this process is in")
     if not isinstance(found, dist.ProcessGroup):
         raise TypeError(f"group must be a process group of torch.distributed, or a DeviceMesh, got {found!r}")
-    yield Processes(found, _device_of(found))
+    yield Processes(found, _group_device(found))
 
 
 @contextmanager
-def _one() -> Iterator[dist.ProcessGroup]:
+def _open_single_group() -> Iterator[dist.ProcessGroup]:
     """A group of this process alone."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        yield _world()
+        yield _world_group()
     finally:
         dist.destroy_process_group()
 
 
-def _world() -> dist.ProcessGroup:
+def _world_group() -> dist.ProcessGroup:
     world = dist.group.WORLD
     assert isinstance(world, dist.ProcessGroup)
     return world
 
 
-def _device_of(group: dist.ProcessGroup) -> torch.device:
+def _group_device(group: dist.ProcessGroup) -> torch.device:
     """Where the tensors of a rank lie, by the group's backend."""
     on_gpus = "nccl" in dist.get_backend(group)
     return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")

@@ -28,7 +28,7 @@ OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ f
 BYTES = 2**24
 
 
-def in_file(space: Any) -> bool:
+def is_in_file(space: Any) -> bool:
     """Whether this is an array that is read when it is sliced: a memory map, or one of zarr or HDF5, as that of an
     AnnData object that is backed."""
     if isinstance(space, np.memmap):
@@ -42,13 +42,13 @@ def load_spaces(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments, with points in files in memory where some of them have no mass: what ranks share has some."""
     whole = dict[str, Array]()
     for name, mass, letter in zip("XY", "pq", "NK", strict=True):
-        if in_file(given[name]) and given[mass] is not None:
+        if is_in_file(given[name]) and given[mass] is not None:
             checked = validate.masses(mass, given[mass], len(given[name]), letter)
-            whole |= {} if checked.all() else {name: np.array(_rows(given[name], slice(None)))}
+            whole |= {} if checked.all() else {name: np.array(_read_rows(given[name], slice(None)))}
     return given | whole
 
 
-def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str, Array]]:
+def read_files(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str, Array]]:
     """The arguments, with points in files read, and validated, by the rank that needs them; and shares (n, D) of those
     that ranks have shares of, by name.
 
@@ -57,18 +57,18 @@ def read(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str,
     ValueError
         On all ranks, for points that cannot be used.
     """
-    in_files = {name: given[name] for name in "XY" if in_file(given[name])}
+    in_files = {name: given[name] for name in "XY" if is_in_file(given[name])}
     divided = [name for name, space in in_files.items() if has_many_dimensions(space)]
     whole, shares = dict[str, Array](), dict[str, Array]()
 
     def of_all(name: str) -> None:  # by the rank that makes its graph
         if name in in_files and name not in divided:
-            whole[name] = validate.points(name, _rows(in_files[name], slice(None)))
+            whole[name] = validate.points(name, _read_rows(in_files[name], slice(None)))
 
     def of_share() -> None:
         for name in divided:
             own = ranks.share(len(in_files[name]))
-            shares[name] = validate.points(name, _rows(in_files[name], own), least=1, first=own.start)
+            shares[name] = validate.points(name, _read_rows(in_files[name], own), least=1, first=own.start)
 
     for name, space in in_files.items():
         _check_shape(name, space.shape, ranks.count)
@@ -90,15 +90,15 @@ def _check_shape(name: str, shape: tuple[int, ...], count: int) -> None:
         raise ValueError(f"{name} must have a point for each rank, and two at least, got {shape[0]} for {count}")
 
 
-def _rows(space: Any, where: slice) -> Any:
+def _read_rows(space: Any, where: slice) -> Any:
     return space[where] if isinstance(space, np.memmap) else np.asarray(space[where])
 
 
-def different(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:
+def find_other_arguments(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:
     """A rank that was given other arguments than the first one, and their names; None where all are the same."""
-    told = {name: digest(value) for name, value in given.items() if name not in OWN}
+    told = {name: hash_argument(value) for name, value in given.items() if name not in OWN}
     seed = given["random_state"]
-    told["random_state"] = digest(int(seed) if isinstance(seed, Integral) else type(seed).__name__)
+    told["random_state"] = hash_argument(int(seed) if isinstance(seed, Integral) else type(seed).__name__)
     every = ranks.scatter([lambda: told] * ranks.count)
     for rank, other in enumerate(every):
         names = [name for name, found in other.items() if found != every[0][name]]
@@ -107,17 +107,17 @@ def different(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | No
     return None
 
 
-def digest(value: Any) -> str:
+def hash_argument(value: Any) -> str:
     """The SHA-256 of an argument: of the numbers of arrays, of what records and tuples hold, of the text of others; of
     what is in a file, of its shape and first rows."""
     found = hashlib.sha256()
-    for part in _parts(value):
+    for part in _iterate_parts(value):
         found.update(part)
     return found.hexdigest()
 
 
-def _parts(value: Any) -> Iterator[bytes | memoryview]:
-    if in_file(value):
+def _iterate_parts(value: Any) -> Iterator[bytes | memoryview]:
+    if is_in_file(value):
         size = os.path.getsize(value.filename) if isinstance(value, np.memmap) and value.filename else 0
         value = (value.shape, str(value.dtype), size, np.asarray(value[:1]), np.asarray(value[-1:]))
     if isinstance(value, torch.Tensor):
@@ -144,6 +144,6 @@ def _parts(value: Any) -> Iterator[bytes | memoryview]:
     elif isinstance(value, list | tuple):
         yield f"{len(value)}(".encode()
         for entry in value:
-            yield from _parts(entry)
+            yield from _iterate_parts(entry)
     else:
         yield repr(value.tolist() if isinstance(value, np.ndarray) else value).encode()

@@ -29,7 +29,7 @@ from torchgw.request.request import Request
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.ranks import cut_of
 from torchgw.spaces.shared import SharedDistances
-from torchgw.strategies.ladder import Climb
+from torchgw.strategies.ladder import MultilevelState
 from torchgw.types import Callback, CheckpointWarning
 
 SHARE, PREPARE = ".share", "prepare"
@@ -40,7 +40,7 @@ Map = Callable[[Tensor, int], Tensor]
 
 @storable
 @dataclass(frozen=True)
-class Parted:
+class ValueInParts:
     """A value whose shares lie in files of their own.
 
     value : with the rows of none.
@@ -73,7 +73,7 @@ class SharedWatch(Watch):
 
 
 @contextmanager
-def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> Iterator[Watch]:
+def follow_by_ranks(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> Iterator[Watch]:
     """The watch of a solve that ranks share, in this context; the callback and the checkpoint are the first rank's.
 
     A checkpoint has all points, also those ``in_files``, by the names of the arguments, which the first rank did not
@@ -87,7 +87,11 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
     generator, checkpoint, own = request.generator, request.checkpoint, list[Folder]()
 
     def call() -> dict[str, Any]:
-        return request.call() | {name: np.asarray(space[:]) for name, space in in_files.items()} | {"shared": True}
+        return (
+            request.checkpoint_arguments()
+            | {name: np.asarray(space[:]) for name, space in in_files.items()}
+            | {"shared": True}
+        )
 
     with ExitStack() as stack:
 
@@ -96,7 +100,7 @@ def kept_by(ranks: Processes, in_files: Mapping[str, Any], request: Request) -> 
             if not isinstance(journal, Folder):
                 return None
             own.append(journal)
-            written = [numbers_of(file)[0] for file in journal.folder.glob(f"*{SHARE}")]
+            written = [writing_and_rank(file)[0] for file in journal.folder.glob(f"*{SHARE}")]
             return journal.folder, journal.call, max(written, default=0)
 
         begun = ranks.first(begin)
@@ -137,30 +141,30 @@ class SharedFolder:
         if self.ranks.busy:  # of one rank alone, inside of what all do
             return self.own[0].stage(name, compute, keep) if self.own else compute()
         with self.within(name):
-            found = self._by_first(lambda: self.own[0].load_result())
+            found = self._read_on_first(lambda: self.own[0].load_result())
             if found is not None:
-                result: Result = self._whole(found[0])
+                result: Result = self._join_shares(found[0])
                 return result
             began = time.monotonic()
             result = compute()
             # Graphs of shares are of their number of ranks where points are as far away, so all keep theirs.
-            if self.ranks.first(lambda: keep() and (name == PREPARE or self.own[0].worth(began))):
+            if self.ranks.first(lambda: keep() and (name == PREPARE or self.own[0].is_worth_keeping(began))):
                 self._keep(result, lambda value: self.own[0].finish(value))
             return result
 
     def last_state(self) -> Any:
         if self.ranks.busy:
             return self.own[0].last_state() if self.own else None
-        return self._whole(self._by_first(lambda: self.own[0].last_state()))
+        return self._join_shares(self._read_on_first(lambda: self.own[0].last_state()))
 
     def offer(self, state: Any, now: bool) -> None:
         if self.ranks.busy:
             if self.own:
                 self.own[0].offer(state, now)
-        elif self.ranks.first(lambda: self.own[0].due(now)):
+        elif self.ranks.first(lambda: self.own[0].is_due(now)):
             self._keep(state, lambda value: self.own[0].write_state(value), LOOP)
 
-    def _by_first(self, task: Callable[[], Any]) -> Any:
+    def _read_on_first(self, task: Callable[[], Any]) -> Any:
         """What the first rank reads, with the random state that it leaves."""
         found, state = self.ranks.first(lambda: (task(), self.generator.get_state()))
         self.generator.set_state(state)
@@ -179,26 +183,26 @@ class SharedFolder:
         if not shares:
             self.ranks.first(lambda: put(rest))
             return
-        file = self._file(self.writing, self.ranks.rank, self.ranks.count, *more)
+        file = self._share_path(self.writing, self.ranks.rank, self.ranks.count, *more)
         failed: Exception | None = None
         try:
             write(file, {"shares": [share.cpu() for share in shares]}, self.call + file.name.encode())
         except (MemoryError, OSError, RuntimeError) as error:
             failed = error
         whole = bool(self.ranks.least(torch.tensor(float(failed is None), device=self.ranks.device)))
-        parted = Parted(rest, self.writing, self.ranks.count, sizes)
+        parted = ValueInParts(rest, self.writing, self.ranks.count, sizes)
         if self.ranks.first(lambda: whole and put(parted)) and self.ranks.rank == 0:
             stem = ".".join(self.stages)
             for old in self.folder.glob(f"{stem}.*{SHARE}"):
-                if numbers_of(old)[0] < self.writing:
+                if writing_and_rank(old)[0] < self.writing:
                     with suppress(OSError):
                         old.unlink()
         if failed is not None:
             warn_caller(f"{file} was not written ({failed}); the solve goes on", CheckpointWarning)
 
-    def _whole(self, found: Any) -> Any:
+    def _join_shares(self, found: Any) -> Any:
         """A value with this rank's shares, from those of the ranks that wrote it."""
-        if not isinstance(found, Parted):
+        if not isinstance(found, ValueInParts):
             return map_shares(found, lambda share, _: share, self.ranks)
         sizes = iter(enumerate(found.sizes))
         files = sorted(self.folder.glob(f"*.{found.writing}-*-of-{found.count}{SHARE}"))
@@ -211,7 +215,7 @@ class SharedFolder:
         for file in files:
             with naming(file):
                 compute_seal(file, self.call + file.name.encode())
-                opened[numbers_of(file)[1]] = torch.load(file, mmap=True, weights_only=True)["shares"]
+                opened[writing_and_rank(file)[1]] = torch.load(file, mmap=True, weights_only=True)["shares"]
 
         def own(_: Tensor, n: int) -> Tensor:
             number, size = next(sizes)
@@ -227,11 +231,11 @@ class SharedFolder:
 
         return map_shares(found.value, own, self.ranks)
 
-    def _file(self, writing: int, rank: int, count: int, *more: str) -> Path:
+    def _share_path(self, writing: int, rank: int, count: int, *more: str) -> Path:
         return self.folder / (".".join((*self.stages, *more, f"{writing}-{rank}-of-{count}")) + SHARE)
 
 
-def numbers_of(file: Path) -> tuple[int, int]:
+def writing_and_rank(file: Path) -> tuple[int, int]:
     """The writing and the rank that a file of shares belongs to, by its name."""
     writing, rank = file.name.rsplit(".", 2)[1].split("-")[:2]
     return int(writing), int(rank)
@@ -244,9 +248,9 @@ def map_shares(value: Any, change: Map, ranks: Processes) -> Any:
         return tuple(map_shares(part, change, ranks) for part in value)
     if isinstance(value, SharedDistances):
         return value.with_share(change(value.share, value.size), ranks)
-    if isinstance(value, Climb):
-        (cost, score), (n, k) = (value.solved.cost, value.solved.score), (len(value.f), len(value.g))
+    if isinstance(value, MultilevelState):
+        (cost, score), (n, k) = (value.last_level.cost, value.last_level.score), (len(value.f), len(value.g))
         cost = replace(cost, U=change(cost.U, n), V=change(cost.V, k))
         score = replace(score, A=change(score.A, n), B=change(score.B, k))
-        return replace(value, solved=replace(value.solved, cost=cost, score=score))
+        return replace(value, last_level=replace(value.last_level, cost=cost, score=score))
     return value

@@ -90,7 +90,7 @@ class Processes(Ranks):
             if rank == self.rank:
                 rows.copy_(share)
             with self._exchange("joined", (self.count - 1) * rows.nbytes):
-                dist.broadcast(rows, self._number(rank), self.group)
+                dist.broadcast(rows, self._global_rank(rank), self.group)
         return found
 
     def gather(self, share: Tensor, n: int, index: Tensor) -> Tensor:
@@ -131,16 +131,17 @@ class Processes(Ranks):
                 yield (
                     run,
                     tuple(
-                        self._run(share, rank, slice(run.start - cut.start, run.stop - cut.start)) for share in shares
+                        self._broadcast_rows(share, rank, slice(run.start - cut.start, run.stop - cut.start))
+                        for share in shares
                     ),
                 )
 
-    def _run(self, share: Tensor, rank: int, where: slice) -> Tensor:
+    def _broadcast_rows(self, share: Tensor, rank: int, where: slice) -> Tensor:
         """Rows of the share of one rank."""
         own = rank == self.rank
         rows = share[where].contiguous() if own else share.new_empty(where.stop - where.start, *share.shape[1:])
         with self._exchange("passed", (self.count - 1) * rows.nbytes):
-            dist.broadcast(rows, self._number(rank), self.group)
+            dist.broadcast(rows, self._global_rank(rank), self.group)
         return rows
 
     def scatter_rows(self, values: Tensor | None, n: int, like: Tensor, source: int) -> Tensor:
@@ -156,26 +157,26 @@ class Processes(Ranks):
                 assert values is not None
                 for rank in range(self.count):
                     if rank != source:
-                        dist.send(values[self.cut(n, rank)].contiguous(), self._number(rank), self.group)
+                        dist.send(values[self.cut(n, rank)].contiguous(), self._global_rank(rank), self.group)
             else:
-                dist.recv(found, self._number(source), self.group)
+                dist.recv(found, self._global_rank(source), self.group)
         return found
 
     def collect(self, share: Tensor, n: int, target: int) -> Tensor | None:
         found = share.new_empty(n, *share.shape[1:]) if self.rank == target else None
         with self._exchange("collected", (self.count - 1) / self.count * n * share[:1].nbytes):
             if found is None:
-                dist.send(share.contiguous(), self._number(target), self.group)
+                dist.send(share.contiguous(), self._global_rank(target), self.group)
             else:
                 for rank in range(self.count):
                     rows = found[self.cut(n, rank)]
                     if rank == target:
                         rows.copy_(share)
                     else:
-                        dist.recv(rows, self._number(rank), self.group)
+                        dist.recv(rows, self._global_rank(rank), self.group)
         return found
 
-    def _number(self, rank: int) -> int:
+    def _global_rank(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)
 
     def scatter(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
@@ -185,7 +186,7 @@ class Processes(Ranks):
         for number in range(len(tasks)):
             done = own.get(number)
             result, error = self._broadcast(
-                None if done is None else (done[0], _sendable(done[1])), (number + first) % self.count
+                None if done is None else (done[0], _to_sendable(done[1])), (number + first) % self.count
             )
             if error is not None:
                 self.meet()
@@ -215,18 +216,18 @@ class Processes(Ranks):
             _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
         size = torch.tensor([data.getbuffer().nbytes], device=self.device)
         with self._exchange("dealt", 8 * (self.count - 1)):
-            dist.broadcast(size, self._number(source), self.group)
+            dist.broadcast(size, self._global_rank(source), self.group)
         raw = torch.empty(int(size), dtype=torch.uint8, device=self.device)
         if self.rank == source:
             raw.copy_(torch.frombuffer(data.getbuffer(), dtype=torch.uint8))
         with self._exchange("dealt", (self.count - 1) * raw.nbytes):
-            dist.broadcast(raw, self._number(source), self.group)
+            dist.broadcast(raw, self._global_rank(source), self.group)
         if self.rank == source:
             return value
         return _Unpickler(io.BytesIO(raw.cpu().numpy().tobytes()), self.device).load()
 
 
-def _sendable(error: BaseException | None) -> BaseException | None:
+def _to_sendable(error: BaseException | None) -> BaseException | None:
     """An error that other ranks can be told; in words where it cannot be pickled, or made again."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -40,7 +40,7 @@ class Eigenpairs(NamedTuple):
 
     values : (m,), ascending.
     vectors : (n, m), orthonormal.
-    residuals : (m,), norms |A v - value v| over the values, see `relative`.
+    residuals : (m,), norms |A v - value v| over the values, see `relative_residuals`.
     n_iter : applications of A.
     solver : "dense" or "lobpcg".
     """
@@ -52,13 +52,13 @@ class Eigenpairs(NamedTuple):
     solver: str
 
 
-def relative(residuals: Array, values: Array) -> Array:
+def relative_residuals(residuals: Array, values: Array) -> Array:
     """Residuals over values, of which those below `RESOLVED` count as that: float64 resolves no less."""
     found: Array = residuals / np.maximum(values, RESOLVED)
     return found
 
 
-def smallest(A: Operator, null: Array, count: int, start: Start, tol: float, max_iter: int) -> Eigenpairs:
+def smallest_eigenpairs(A: Operator, null: Array, count: int, start: Start, tol: float, max_iter: int) -> Eigenpairs:
     """The ``count`` smallest eigenpairs of A (n, n) with eigenvalues in [0, 2] orthogonal to ``null``.
 
     Parameters
@@ -77,11 +77,11 @@ def smallest(A: Operator, null: Array, count: int, start: Start, tol: float, max
     """
     n, block = len(null), max(BLOCK, count + GUARD)
     if n <= max(DENSE, RANK * block):
-        return dense(A, null, count)
-    return iterate_blocks(A, null, count, start(n, block), tol, max_iter)
+        return solve_dense(A, null, count)
+    return solve_by_lobpcg(A, null, count, start(n, block), tol, max_iter)
 
 
-def dense(A: Operator, null: Array, count: int) -> Eigenpairs:
+def solve_dense(A: Operator, null: Array, count: int) -> Eigenpairs:
     """The same by a full decomposition of A, in which ``null`` is moved above the other eigenvectors."""
     from scipy.linalg import eigh
 
@@ -89,10 +89,10 @@ def dense(A: Operator, null: Array, count: int) -> Eigenpairs:
     matrix = (matrix + matrix.T) / 2
     values, vectors = eigh(matrix + 3 * np.outer(null, null), subset_by_index=(0, count - 1))
     left = np.linalg.norm(matrix @ vectors - vectors * values, axis=0)
-    return Eigenpairs(values, vectors, relative(left, values), 1, "dense")
+    return Eigenpairs(values, vectors, relative_residuals(left, values), 1, "dense")
 
 
-def iterate_blocks(A: Operator, null: Array, count: int, block: Array, tol: float, max_iter: int) -> Eigenpairs:
+def solve_by_lobpcg(A: Operator, null: Array, count: int, block: Array, tol: float, max_iter: int) -> Eigenpairs:
     """The same from a random ``block`` (n, b), n > 5 b and b >= count, by rounds of LOBPCG."""
     used = 0
 
@@ -106,8 +106,8 @@ def iterate_blocks(A: Operator, null: Array, count: int, block: Array, tol: floa
     worst: list[float] = []
     while max_iter - used >= LEAST:
         length = min(ROUND * max(1, len(sums)), max_iter - used - LEAST)
-        every, block, norms = one_round(multiply, null, block, tol * low, length)
-        values, residuals = every[:count], relative(norms[:count], every[:count])
+        every, block, norms = run_round(multiply, null, block, tol * low, length)
+        values, residuals = every[:count], relative_residuals(norms[:count], every[:count])
         low = max(RESOLVED, float(values[0]))
         sums.append(float(values.sum()))
         worst.append(float(residuals.max()))
@@ -116,7 +116,7 @@ def iterate_blocks(A: Operator, null: Array, count: int, block: Array, tol: floa
     return Eigenpairs(values, block[:, :count].copy(), residuals, used, "lobpcg")
 
 
-def one_round(A: Operator, null: Array, block: Array, tol: float, length: int) -> tuple[Array, Array, Array]:
+def run_round(A: Operator, null: Array, block: Array, tol: float, length: int) -> tuple[Array, Array, Array]:
     """All Ritz values, vectors and residual norms after ``length`` + 3 applications of A, or once all reach ``tol``.
 
     The norms are those of A applied to the returned vectors. LOBPCG warns where they are above ``tol``, as those of the

@@ -54,7 +54,7 @@ class Plan(NamedTuple):
         return found
 
 
-def plan_between(i: int, j: int, coupling: Coupling, mass: float, name: str) -> Plan:
+def make_plan(i: int, j: int, coupling: Coupling, mass: float, name: str) -> Plan:
     """A coupling between spaces i and j, scaled to ``mass``; checked to have one."""
     sides = [coupling.marginal(axis).detach() for axis in (1, 0)]
     rows, columns = (side.cpu().to(torch.float64).numpy() for side in sides)
@@ -76,39 +76,39 @@ class JointGraph:
             masses[plan.i] += plan.masses[0]
             masses[plan.j] += plan.masses[1]
         self.kept = self._find_component([components(W) for W in weights], np.concatenate(masses), anchor)
-        self.weights = [W / max(W[kept].sum(), TINY) for W, kept in zip(weights, self.parts(self.kept), strict=True)]
+        self.weights = [W / max(W[kept].sum(), TINY) for W, kept in zip(weights, self.split(self.kept), strict=True)]
         degrees = [np.asarray(W.sum(1)).ravel() + mass for W, mass in zip(self.weights, masses, strict=True)]
         self.root = np.sqrt(np.concatenate(degrees)[self.kept])
         self.null = self.root / np.linalg.norm(self.root)
 
-    def parts(self, values: Array) -> list[Array]:
+    def split(self, values: Array) -> list[Array]:
         """Values on all points, space by space."""
         return np.split(values, self.offsets[1:-1])
 
     def apply_plans(self, V: Array) -> list[Array]:
         """All plans applied to V (sum N_i, b), in both directions."""
-        parts = self.parts(V)
+        parts = self.split(V)
         found = [np.zeros_like(part) for part in parts]
         for plan in self.plans:
             found[plan.i] += plan.apply(parts[plan.j], 1)
             found[plan.j] += plan.apply(parts[plan.i], 0)
         return found
 
-    def laplacian(self, V: Array) -> Array:
+    def apply_laplacian(self, V: Array) -> Array:
         """V - D^-1/2 W D^-1/2 V on the kept points, W being the graphs and the plans."""
         root = self.root[:, None]
-        smooth = self._everywhere(V / root, 0.0)
+        smooth = self._extend_to_all(V / root, 0.0)
         found = self.apply_plans(smooth)
-        for W, part, out in zip(self.weights, self.parts(smooth), found, strict=True):
+        for W, part, out in zip(self.weights, self.split(smooth), found, strict=True):
             out += W @ part
         smoothed: Array = np.concatenate(found)[self.kept] / root
         return V - smoothed
 
-    def coordinates(self, vectors: Array) -> Array:
+    def to_coordinates(self, vectors: Array) -> Array:
         """Unit eigenvectors as functions on all points, of variance 1; NaN on those not kept."""
-        return self._everywhere(vectors / self.null[:, None], np.nan)
+        return self._extend_to_all(vectors / self.null[:, None], np.nan)
 
-    def _everywhere(self, values: Array, elsewhere: float) -> Array:
+    def _extend_to_all(self, values: Array, elsewhere: float) -> Array:
         found = np.full((len(self.kept), values.shape[1]), elsewhere)
         found[self.kept] = values
         return found
@@ -155,13 +155,13 @@ def check_data_set(name: str, space: Any, k: int | None) -> Any:
         return validate.graph(name, space)
     shape = validate.shape_of(space)
     square = len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1
-    found = _matrix(name, space) if square else validate.points(name, space)
+    found = _check_matrix(name, space) if square else validate.points(name, space)
     if k is not None:
         validate.neighbours(name, k, len(found))
     return found
 
 
-def _matrix(name: str, space: Any) -> Array:
+def _check_matrix(name: str, space: Any) -> Array:
     try:
         return validate.distance_matrix(name, space)
     except ValueError as error:
@@ -171,7 +171,7 @@ def _matrix(name: str, space: Any) -> Array:
         ) from None
 
 
-def space_graph(space: Any, k: int | None, name: str) -> tuple[Any, GraphReport | None]:
+def make_space_graph(space: Any, k: int | None, name: str) -> tuple[Any, GraphReport | None]:
     """Symmetric CSR graph of edge lengths of a checked space, and how it was made where points were given.
 
     A graph is taken as it is.
@@ -179,11 +179,11 @@ def space_graph(space: Any, k: int | None, name: str) -> tuple[Any, GraphReport 
     if hasattr(space, "tocsr"):
         return space, None
     if space.shape[0] == space.shape[1]:
-        return matrix_graph(space, k), None
+        return make_matrix_graph(space, k), None
     return build_graph(space, k, name)
 
 
-def matrix_graph(distances: Array, k: int | None) -> Any:
+def make_matrix_graph(distances: Array, k: int | None) -> Any:
     """The k-nearest-neighbour graph of a distance matrix (N, N) and its minimum spanning tree, as symmetric CSR.
 
     The tree joins all points that finite distances join. O(N^2) time and memory.
@@ -203,7 +203,7 @@ def matrix_graph(distances: Array, k: int | None) -> Any:
     return csr_matrix((length[kept], (pattern.row[kept], pattern.col[kept])), shape=(n, n))
 
 
-def affinities(graph: Any) -> Any:
+def compute_affinities(graph: Any) -> Any:
     """W of a symmetric CSR graph of edge lengths, in which explicit zeros are edges; O(E)."""
     from scipy.sparse import csr_matrix
 

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.couplings.reader import Readable
-from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest
-from torchgw.embedding.graph import JointGraph, Plan, affinities, check_data_sets, plan_between, space_graph
+from torchgw.embedding.eigen import LEAST, Eigenpairs, smallest_eigenpairs
+from torchgw.embedding.graph import JointGraph, Plan, check_data_sets, compute_affinities, make_plan, make_space_graph
 from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import hide_constructor
@@ -157,23 +157,25 @@ def joint_embedding(
     weight = validate.real("coupling_weight", coupling_weight, above=0.0)
     tol = validate.real("tol", tol, above=0.0, most=1.0)
     max_iter = validate.integer("max_iter", max_iter, least=LEAST)
-    count = _dimension(n_components, sizes)
+    count = _check_dimension(n_components, sizes)
     generator = make_generator(random_state, torch.device("cpu"))
-    plans = _plans(results, checked, anchor, weight)
+    plans = _read_plans(results, checked, anchor, weight)
 
-    made = [space_graph(space, k, f"spaces[{i}]") for i, space in enumerate(checked)]
-    joint = JointGraph([affinities(graph) for graph, _ in made], plans, anchor)
-    count = _dimension(count, _joined_points(joint))
+    made = [make_space_graph(space, k, f"spaces[{i}]") for i, space in enumerate(checked)]
+    joint = JointGraph([compute_affinities(graph) for graph, _ in made], plans, anchor)
+    count = _check_dimension(count, _count_joined_points(joint))
 
     def start(n: int, block: int) -> Array:
         return torch.randn(n, block, generator=generator, dtype=torch.float64).numpy()
 
-    found = smallest(joint.laplacian, joint.null, count, start, tol, max_iter)
+    found = smallest_eigenpairs(joint.apply_laplacian, joint.null, count, start, tol, max_iter)
     logger.info("joint embedding: %s, %d applications of each plan", found.solver, found.n_iter)
     _warn_of_residuals(found, tol, max_iter)
-    coordinates = _fix_signs(joint.coordinates(found.vectors), joint.offsets[anchor : anchor + 2])
+    coordinates = _fix_signs(joint.to_coordinates(found.vectors), joint.offsets[anchor : anchor + 2])
     return JointEmbedding(
-        coordinates=tuple(_like(part, space) for part, space in zip(joint.parts(coordinates), spaces, strict=True)),
+        coordinates=tuple(
+            _to_kind_of(part, space) for part, space in zip(joint.split(coordinates), spaces, strict=True)
+        ),
         eigenvalues=found.values,
         residuals=found.residuals,
         converged=bool((found.residuals <= tol).all()),
@@ -186,10 +188,10 @@ def joint_embedding(
     )
 
 
-def _joined_points(joint: JointGraph) -> list[int]:
+def _count_joined_points(joint: JointGraph) -> list[int]:
     """How many points of each space are joined with the anchor; some have to be, and others are warned of."""
-    found = [int(part.sum()) for part in joint.parts(joint.kept)]
-    lost = {i: len(part) - count for i, (part, count) in enumerate(zip(joint.parts(joint.kept), found, strict=True))}
+    found = [int(part.sum()) for part in joint.split(joint.kept)]
+    lost = {i: len(part) - count for i, (part, count) in enumerate(zip(joint.split(joint.kept), found, strict=True))}
     if 0 in found:
         raise ValueError(
             f"results must join spaces[{found.index(0)}] with the anchor, got plans without mass between them"
@@ -204,7 +206,7 @@ def _joined_points(joint: JointGraph) -> list[int]:
     return found
 
 
-def _dimension(n_components: object, sizes: list[int]) -> int:
+def _check_dimension(n_components: object, sizes: list[int]) -> int:
     """A number of components below the smallest size."""
     count = validate.integer("n_components", n_components, least=1)
     if count >= min(sizes):
@@ -216,11 +218,11 @@ def _dimension(n_components: object, sizes: list[int]) -> int:
     return count
 
 
-def _plans(results: Any, spaces: list[Any], anchor: int, weight: float) -> list[Plan]:
+def _read_plans(results: Any, spaces: list[Any], anchor: int, weight: float) -> list[Plan]:
     """Every plan with its spaces, checked to fit them and to join all."""
     others = [i for i in range(len(spaces)) if i != anchor]
     if isinstance(results, Mapping):
-        named = [(f"results[{key!r}]", *_pair(key, len(spaces)), value) for key, value in results.items()]
+        named = [(f"results[{key!r}]", *_read_key(key, len(spaces)), value) for key, value in results.items()]
     elif not isinstance(results, list | tuple):
         one = "; give one result as [result]" if isinstance(results, Readable | Coupling) else ""
         raise TypeError(f"results must be a list or a dict {{(i, j): result}}, got {type(results).__name__}{one}")
@@ -236,10 +238,10 @@ def _plans(results: Any, spaces: list[Any], anchor: int, weight: float) -> list[
     if joined > 1:
         apart = [i for i in others if label[i] != label[anchor]]
         raise ValueError(f"results must join every space with spaces[{anchor}], got none that leads to spaces {apart}")
-    return [_plan(*entry, spaces, weight) for entry in named]
+    return [_read_plan(*entry, spaces, weight) for entry in named]
 
 
-def _pair(key: object, n: int) -> tuple[int, int]:
+def _read_key(key: object, n: int) -> tuple[int, int]:
     """Two different spaces, from the key of a dict of results."""
     if not isinstance(key, tuple) or len(key) != 2:
         raise TypeError(f"results must have pairs of indices (i, j) as keys, got {key!r}")
@@ -249,7 +251,7 @@ def _pair(key: object, n: int) -> tuple[int, int]:
     return i, j
 
 
-def _plan(name: str, i: int, j: int, result: Any, spaces: list[Any], weight: float) -> Plan:
+def _read_plan(name: str, i: int, j: int, result: Any, spaces: list[Any], weight: float) -> Plan:
     """A result that fits its two spaces."""
     coupling = result.coupling if isinstance(result, Readable) else result
     if not isinstance(coupling, Coupling):
@@ -267,7 +269,7 @@ def _plan(name: str, i: int, j: int, result: Any, spaces: list[Any], weight: flo
             f"{name} must have the points of spaces[{i}] as rows and of spaces[{j}] as columns, {wanted}, got {got}"
             f"{' from the spaces in reverse order' if turned else ''}; {fix}"
         )
-    return plan_between(i, j, coupling, weight, name)
+    return make_plan(i, j, coupling, weight, name)
 
 
 def _has_reversed_spaces(known: Any, row: Any, column: Any) -> bool:
@@ -295,6 +297,6 @@ def _fix_signs(coordinates: Array, anchor: Array) -> Array:
     return coordinates * np.where(own[first, np.arange(own.shape[1])] < 0, -1.0, 1.0)
 
 
-def _like(part: Array, space: Any) -> Array | Tensor:
+def _to_kind_of(part: Array, space: Any) -> Array | Tensor:
     """In the kind of array that the space was."""
     return torch.from_numpy(part).to(space.device) if isinstance(space, Tensor) else part

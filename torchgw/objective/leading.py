@@ -115,7 +115,7 @@ def _orthogonal(V: Tensor, basis: Tensor) -> Tensor:
 
 
 class SurrogateGradient(ExactGradient):
-    """The gradient of leading factors, corrected to the exact one at the plan that `correct_at` was last given, if any.
+    """The gradient of leading factors, corrected to the exact one at the plan of `with_correction_at`, if any.
 
     Row and column terms are the exact ones. ``residual`` is the larger one of the factors, ``rest`` (N, K) what a cost
     lacks at that plan, whose ``entries`` are kept where it has few.
@@ -150,7 +150,7 @@ class SurrogateGradient(ExactGradient):
         other.rest, other.entries, other.residual = None, None, self.residual
         return other
 
-    def correct_at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> SurrogateGradient:
+    def with_correction_at(self, coupling: DenseCoupling, p: Tensor, q: Tensor | None = None) -> SurrogateGradient:
         """The same, corrected at this plan."""
         other = self.to(p.dtype, self.exact)
         cost, led = stored_cost(self.exact, coupling, p, q), other(coupling, p, q)
@@ -158,7 +158,7 @@ class SurrogateGradient(ExactGradient):
         other.rest = cost.extra.addmm_(led.U, led.V.T, alpha=2.0).addmm_(cost.U, cost.V.T, alpha=-2.0)
         return other
 
-    def correct_at_sparse(self, plan: SparseCoupling, p: Tensor) -> SurrogateGradient:
+    def with_correction_at_sparse(self, plan: SparseCoupling, p: Tensor) -> SurrogateGradient:
         """The same, corrected at a plan of few entries; O(N K min(N, K)), or O(N K n) from the correction at another
         plan, by the n rows in which they differ."""
         D, E = dense(self.exact.source), dense(self.exact.target)

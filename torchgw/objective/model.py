@@ -304,7 +304,7 @@ def _average_over_cells(
     return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
 
 
-def without_entropy(model: Model) -> Model:
+def drop_inactive_entropy(model: Model) -> Model:
     """A model whose entropy plays no part in its objective without it; of others it is the same."""
     return replace(model, epsilon=0.0) if model.is_standard else model
 

@@ -20,8 +20,8 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs, check_jobs, names_of, read_spaces
 from torchgw.pairwise.result import Pair, PairStatus, PairwiseResult, SolvedPair
-from torchgw.pairwise.schedule import Tasks, outcomes
-from torchgw.pairwise.store import Store, check_place
+from torchgw.pairwise.schedule import TaskMaker, iterate_results
+from torchgw.pairwise.store import Store, check_path
 from torchgw.persist.watch import Watch, stopped_by_interrupt
 from torchgw.request.devices import pick_device
 from torchgw.runtime.caller import warn_caller
@@ -146,7 +146,7 @@ def gw_pairwise(
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable or None, got {type(callback).__name__}")
     if store is not None:
-        check_place(store)
+        check_path(store)
     lists = [list(given.values()) if isinstance(given, Mapping) else given for given in (spaces, against)]
     where = pick_device(device, tuple(each for given in lists if isinstance(given, list | tuple) for each in given))
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
@@ -159,28 +159,31 @@ def gw_pairwise(
         else _open_store(store, inputs, tol, keep, options, where, seed, random_state) as kept
     ):
         if kept is not None:
-            seed, inputs = kept.seed, inputs.in_unit(kept.unit)
-        collected = _Collected(inputs, shape, keep == "matchings", callback, began)
+            seed, inputs = kept.seed, inputs.with_unit(kept.unit)
+        collected = _PairCollector(inputs, shape, keep == "matchings", callback, began)
         if kept is not None:
-            collected.take(kept.read_pairs(collected.place), stored=True)
+            collected.add(kept.read_pairs(collected.place), stored=True)
         missing = [pair for pair in collected.place if pair not in collected.done]
         watch = collected.watch
-        maker = Tasks(inputs, tol, where, keep == "matchings", options, seed)
-        tasks = [] if watch.should_stop else maker.tasks(missing)
+        maker = TaskMaker(inputs, tol, where, keep == "matchings", options, seed)
+        tasks = [] if watch.should_stop else maker.make_tasks(missing)
         ended = stopped_by_interrupt(watch)
-        with ended, closing(outcomes(tasks, n_jobs, lambda: watch.should_stop)) as results:
+        with ended, closing(iterate_results(tasks, n_jobs, lambda: watch.should_stop)) as results:
             for solved in results:
                 if kept is not None:
                     kept.add(solved)
-                collected.take(solved)
+                collected.add(solved)
     result = replace(
-        collected.result(), names=names_of(spaces), names_against=names_of(against), names_points=tuple(inputs.names)
+        collected.make_result(),
+        names=names_of(spaces),
+        names_against=names_of(against),
+        names_points=tuple(inputs.names),
     )
-    warn_of(result.status)
+    warn_of_status(result.status)
     return result
 
 
-def _all_pairs(n: int, k: int | None) -> Iterator[Pair]:
+def _iterate_pairs(n: int, k: int | None) -> Iterator[Pair]:
     """Pairs among n spaces, or of each with k others that come after them."""
     return ((i, j) for i in range(n) for j in (range(i + 1, n) if k is None else range(n, n + k)))
 
@@ -196,20 +199,20 @@ def _open_store(
     random_state: RandomState,
 ) -> Store:
     """The store of a call."""
-    contents = [inputs.content(i, options) for i in range(len(inputs.sizes))]
+    contents = [inputs.hash_space(i, options) for i in range(len(inputs.sizes))]
     fingerprint = {"scale": inputs.scale, "tol": repr(tol), "keep": keep}
     fingerprint |= {"version": __version__, "device": device.type}
     return Store(path, fingerprint, contents, inputs.unit, seed, random_state is not None)
 
 
-class _Collected:
+class _PairCollector:
     """Pairs as they come, told to whoever listens."""
 
     def __init__(
         self, inputs: Inputs, shape: tuple[int, int | None], matchings: bool, callback: Callback | None, began: float
     ) -> None:
         self.shape, self.began, self.watch = shape, began, Watch(callback)
-        self.place = {pair: at for at, pair in enumerate(_all_pairs(*shape))}
+        self.place = {pair: at for at, pair in enumerate(_iterate_pairs(*shape))}
         m = len(self.place)
         self.values, self.gaps = np.full(m, np.nan), np.full(m, np.nan)
         self.status = np.full(m, PairStatus.PENDING, dtype=np.int8)
@@ -220,7 +223,7 @@ class _Collected:
         self.matchings: dict[Pair, tuple[Array, Array]] | None = {} if matchings else None
         self.n_stored = 0
 
-    def take(self, found: Sequence[SolvedPair], stored: bool = False) -> None:
+    def add(self, found: Sequence[SolvedPair], stored: bool = False) -> None:
         """Take pairs in, and say so."""
         for each in found:
             at = self.place[each.pair]
@@ -239,7 +242,7 @@ class _Collected:
             elapsed = time.perf_counter() - self.began
             self.watch.report(Progress(**counts, cost=mean, marginal_error=self.worst, epsilon=0.0, elapsed=elapsed))
 
-    def result(self) -> PairwiseResult:
+    def make_result(self) -> PairwiseResult:
         """What there is now."""
         return PairwiseResult(
             values=self.values,
@@ -256,7 +259,7 @@ class _Collected:
         )
 
 
-def warn_of(status: Array) -> None:
+def warn_of_status(status: Array) -> None:
     """Say how many pairs are not what was asked for."""
     counts = np.bincount(status, minlength=len(PairStatus))
     for code in (PairStatus.PENDING, PairStatus.UNSETTLED, PairStatus.FAILED):

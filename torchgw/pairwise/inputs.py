@@ -57,7 +57,7 @@ class Inputs:
         """Points that have mass."""
         return [len(D) for D in self.distances]
 
-    def large(self, i: int) -> bool:
+    def is_large(self, i: int) -> bool:
         """Whether a space is aligned by `gw_align`, pair by pair."""
         return self.sizes[i] > LARGEST
 
@@ -66,14 +66,14 @@ class Inputs:
         found: Array = self.distances[i] / self.scales[i]
         return found
 
-    def in_unit(self, unit: float) -> Inputs:
+    def with_unit(self, unit: float) -> Inputs:
         """The same spaces with another divisor in place of the one that they share."""
         return self if self.scale == "own" else replace(self, scales=[unit] * len(self.scales), unit=unit)
 
-    def content(self, i: int, options: GWOptions) -> bytes:
+    def hash_space(self, i: int, options: GWOptions) -> bytes:
         """A hash of a space and, of a large one, of the options of `gw_align`, wherever it stands in a list."""
         of_large = {**asdict(options), "loss": str(options.loss), "max_memory": None}
-        told = json.dumps(of_large, sort_keys=True, default=str) if self.large(i) else ""
+        told = json.dumps(of_large, sort_keys=True, default=str) if self.is_large(i) else ""
         found = hashlib.blake2b(repr((len(self.masses[i]), self.metric[i], told)).encode(), digest_size=16)
         for part in (self.distances[i], self.masses[i]):
             found.update(np.ascontiguousarray(part, dtype=np.float64).tobytes())
@@ -118,12 +118,12 @@ def read_spaces(
     if scale == "auto":
         graphs = [is_graph(entry) or not space.metric for entry, space in zip(entries, checked, strict=True)]
         scale = "own" if all(graphs) else "common"
-    checked = [_with_mass(space, m) for space, m in zip(checked, mass, strict=True)]
+    checked = [_restrict_to_mass(space, m) for space, m in zip(checked, mass, strict=True)]
     sizes = [space.size for space in checked]
     _check_large(names, sizes, options)
     needed = COPIES * sum(8 * n**2 for n in sizes)
     validate.memory("distances within all spaces", needed, options.max_memory, "use fewer or smaller spaces")
-    raw = _matrices(entries, checked, mass, options)
+    raw = _make_matrices(entries, checked, mass, options)
     largest = [float(np.abs(D).max()) or 1.0 for D in raw]
     scales = [max(float(np.abs(D).max()) for D in raw) or 1.0] * len(raw) if scale == "common" else largest
     for name, own, divisor in zip(names, largest, scales, strict=True):
@@ -192,13 +192,15 @@ def _check_space(name: str, space: Any, distances: str, options: GWOptions) -> I
     return checked._replace(kind="precomputed") if checked.kind in ("checked", "dijkstra") else checked
 
 
-def _with_mass(space: InputSpace, mass: Array) -> InputSpace:
+def _restrict_to_mass(space: InputSpace, mass: Array) -> InputSpace:
     """The points with mass."""
     index = np.flatnonzero(mass)
     return space if len(index) == len(mass) else restrict_space(space, None, torch.from_numpy(index))[0]
 
 
-def _matrices(entries: list[Any], checked: list[InputSpace], masses: list[Array], options: GWOptions) -> list[Array]:
+def _make_matrices(
+    entries: list[Any], checked: list[InputSpace], masses: list[Array], options: GWOptions
+) -> list[Array]:
     """Raw distances (n, n) of each space; warns where rounding does not tell points apart."""
     made = make_many_providers(checked, options.spaces)[0]
     numbers = [torch.from_numpy(np.flatnonzero(mass)) for mass in masses]
@@ -214,12 +216,12 @@ def _matrices(entries: list[Any], checked: list[InputSpace], masses: list[Array]
 def _read_distances(space: InputSpace, made: DistanceProvider) -> Array:
     """The distances of a space; errors of the user's own provider say which it is."""
     try:
-        return _raw(made)
+        return _raw_distances(made)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{space.name}: {error}") from error
 
 
-def _raw(space: DistanceProvider) -> Array:
+def _raw_distances(space: DistanceProvider) -> Array:
     """All distances in the units of the data, symmetric, with a zero diagonal; entries of adjacencies as they are."""
     everything = PrecomputedDistances.of(space.to(torch.device("cpu"), torch.float64), torch.device("cpu"))
     D: Array = everything.matrix.numpy() * float(space.scale)

@@ -20,10 +20,10 @@ from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.kernels.sampling import make_generator
 from torchgw.objective.distributions import lower_bounds, signature
 from torchgw.options import GWOptions
-from torchgw.pairwise.api import warn_of
+from torchgw.pairwise.api import warn_of_status
 from torchgw.pairwise.inputs import as_list, check_jobs, read_spaces
 from torchgw.pairwise.result import Pair, PairStatus
-from torchgw.pairwise.schedule import Tasks, outcomes
+from torchgw.pairwise.schedule import TaskMaker, iterate_results
 from torchgw.request.devices import pick_device
 from torchgw.types import Array, RandomState
 
@@ -109,27 +109,27 @@ def gw_neighbours(
     seed = int(torch.randint(2**62, (1,), generator=make_generator(random_state, torch.device("cpu"))))
     n = len(as_list("spaces", spaces, 2))
     k = validate.integer("n_neighbours", n_neighbours, least=1, most=n - 1)
-    asked = _places(queries, n)
+    asked = _read_queries(queries, n)
     inputs = read_spaces(spaces, masses, distances, scale, options)
     made = [signature(inputs.distances_over_divisor(i), mass[mass > 0]) for i, mass in enumerate(inputs.masses)]
     bounds = lower_bounds([made[i] for i in asked], made)
     values: dict[Pair, float] = {}
     status: list[PairStatus] = []
-    maker = Tasks(inputs, tol, where, False, options, seed)
+    maker = TaskMaker(inputs, tol, where, False, options, seed)
     while wanted := _choose_pairs(asked, bounds, values, k):
-        with closing(outcomes(maker.tasks(wanted), n_jobs)) as results:
+        with closing(iterate_results(maker.make_tasks(wanted), n_jobs)) as results:
             for solved in results:
                 values.update({each.pair: each.value for each in solved})
                 status += [each.status for each in solved]
-    warn_of(np.array(status))
-    pairs = len({_pair(i, j) for i in asked for j in range(n) if i != j})
-    nearest = [_nearest(i, n, values)[:k] for i in asked]
+    warn_of_status(np.array(status))
+    pairs = len({_order_pair(i, j) for i in asked for j in range(n) if i != j})
+    nearest = [_rank_by_value(i, n, values)[:k] for i in asked]
     indices = np.array([[j for _, j in row] for row in nearest])
     found = np.sqrt(np.array([[value for value, _ in row] for row in nearest]) * inputs.unit**2)
     return Neighbours(indices, found, pairs, len(values), pairs - len(values))
 
 
-def _places(queries: Sequence[Any] | None, n: int) -> list[int]:
+def _read_queries(queries: Sequence[Any] | None, n: int) -> list[int]:
     if queries is None:
         return list(range(n))
     if not isinstance(queries, Sequence | np.ndarray):
@@ -140,13 +140,13 @@ def _places(queries: Sequence[Any] | None, n: int) -> list[int]:
     return found
 
 
-def _pair(i: int, j: int) -> Pair:
+def _order_pair(i: int, j: int) -> Pair:
     return min(i, j), max(i, j)
 
 
-def _nearest(i: int, n: int, values: dict[Pair, float]) -> list[tuple[float, int]]:
+def _rank_by_value(i: int, n: int, values: dict[Pair, float]) -> list[tuple[float, int]]:
     """Values and places of the solved pairs of a query, lowest first; those that failed last."""
-    found = [(values[_pair(i, j)], j) for j in range(n) if _pair(i, j) in values]
+    found = [(values[_order_pair(i, j)], j) for j in range(n) if _order_pair(i, j) in values]
     return sorted(found, key=lambda each: (np.isnan(each[0]), each))
 
 
@@ -155,10 +155,10 @@ def _choose_pairs(asked: list[int], bounds: Array, values: dict[Pair, float], k:
     found: dict[Pair, None] = {}
     n = bounds.shape[1]
     for row, i in zip(bounds, asked, strict=True):
-        known = _nearest(i, n, values)
+        known = _rank_by_value(i, n, values)
         limit = known[k - 1][0] if len(known) >= k else np.inf
-        left = [j for j in np.argsort(row, kind="stable").tolist() if j != i and _pair(i, j) not in values]
+        left = [j for j in np.argsort(row, kind="stable").tolist() if j != i and _order_pair(i, j) not in values]
         count = max(k - len(known), AT_ONCE)
         # A value that is not a number rules nothing out.
-        found.update({_pair(i, j): None for j in left[:count] if not row[j] > limit})
+        found.update({_order_pair(i, j): None for j in left[:count] if not row[j] > limit})
     return sorted(found)

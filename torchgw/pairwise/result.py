@@ -66,7 +66,7 @@ class SolvedPair:
     matching: tuple[Array, Array] | None = None
 
 
-def position(i: int, j: int, n: int) -> int:
+def condensed_index(i: int, j: int, n: int) -> int:
     """Where SciPy's condensed matrices have the pair i < j of n."""
     return n * i - i * (i + 1) // 2 + j - i - 1
 
@@ -159,16 +159,16 @@ class PairwiseResult:
         ----------
         i, j : their names or indices, in any order; with ``against`` that of a space and that of one of the others.
         """
-        one, other = self._places(i, j)
+        one, other = self._space_indices(i, j)
         if self.n_against is not None:
             return one * self.n_against + other
-        return position(min(one, other), max(one, other), self.n_spaces)
+        return condensed_index(min(one, other), max(one, other), self.n_spaces)
 
-    def _places(self, i: Any, j: Any) -> tuple[int, int]:
+    def _space_indices(self, i: Any, j: Any) -> tuple[int, int]:
         """The indices of two spaces; of the second among those of ``against`` if there are such."""
         alone = self.n_against is None
-        i = _place("i", i, self.n_spaces, self.names)
-        j = _place("j", j, *((self.n_spaces, self.names) if alone else (self.n_against, self.names_against)))
+        i = _space_index("i", i, self.n_spaces, self.names)
+        j = _space_index("j", j, *((self.n_spaces, self.names) if alone else (self.n_against, self.names_against)))
         if alone and i == j:
             raise ValueError(f"i and j must differ, got {i} twice")
         return i, j
@@ -186,7 +186,7 @@ class PairwiseResult:
             Without ``keep="matchings"``, or where the pair was not solved or failed.
         """
         at = self.pair(i, j)
-        i, j = self._places(i, j)
+        i, j = self._space_indices(i, j)
         if self.matchings is None:
             raise ValueError("matchings were not kept; use gw_pairwise(..., keep='matchings')")
         k = j if self.n_against is None else self.n_spaces + j
@@ -210,7 +210,7 @@ class PairwiseResult:
             As `matching`, and without pandas.
         """
         found = torch.from_numpy(self.matching(i, j))
-        i, j = self._places(i, j)
+        i, j = self._space_indices(i, j)
         known = self.names_points or (None,) * (self.n_spaces + (self.n_against or 0))
         source, target = known[i], known[j if self.n_against is None else self.n_spaces + j]
         columns = {
@@ -226,7 +226,7 @@ class PairwiseResult:
         return f"PairwiseResult({spaces} spaces, {len(self.values)} pairs: {kinds}, {self.seconds:.1f} s)"
 
 
-def _place(argument: str, given: Any, count: int | None, names: tuple[Any, ...] | None) -> int:
+def _space_index(argument: str, given: Any, count: int | None, names: tuple[Any, ...] | None) -> int:
     """The index of a space that is given by its name, or by its index."""
     if names is not None and given in names:
         return names.index(given)

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from torchgw.batched.space import PreparedSpace, prepare
+from torchgw.batched.space import PreparedSpace, prepare_space
 from torchgw.options import GWOptions
 from torchgw.pairwise.inputs import Inputs
 from torchgw.pairwise.result import Pair, SolvedPair
-from torchgw.pairwise.solve import GivenUp, Task, solve_task
+from torchgw.pairwise.solve import PairCancelled, Task, solve_task
 from torchgw.runtime.threads import one_thread, set_own_threads
 
 GROUP_POINTS = 600
@@ -33,9 +33,9 @@ GROUP_SPACES = 16
 AT_A_TIME = 4  # tasks for each worker
 
 
-def tiles(sizes: Sequence[int], wanted: Iterable[Pair]) -> list[list[Pair]]:
+def make_tiles(sizes: Sequence[int], wanted: Iterable[Pair]) -> list[list[Pair]]:
     """The ``wanted`` pairs (i, j) of spaces of these sizes, in tiles, the most work first."""
-    group = _groups(sizes)
+    group = _group_spaces(sizes)
     found: dict[Pair, list[Pair]] = {}
     for i, j in wanted:
         first, second = sorted((group[i], group[j]))
@@ -44,7 +44,7 @@ def tiles(sizes: Sequence[int], wanted: Iterable[Pair]) -> list[list[Pair]]:
     return [found[key] for key in sorted(found, key=lambda key: (-work[key], key))]
 
 
-def _groups(sizes: Sequence[int]) -> list[int]:
+def _group_spaces(sizes: Sequence[int]) -> list[int]:
     """A group for each space: neighbours in the order of sizes, of few points together."""
     group, number, points, count = [0] * len(sizes), 0, 0, 0
     for space in sorted(range(len(sizes)), key=lambda i: (sizes[i], i)):
@@ -55,7 +55,7 @@ def _groups(sizes: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Tasks:
+class TaskMaker:
     """Makes tasks of pairs of spaces.
 
     inputs : the n spaces, as matrices of distances.
@@ -71,29 +71,29 @@ class Tasks:
     seed: int
     prepared: dict[int, PreparedSpace] = field(default_factory=dict)
 
-    def tasks(self, wanted: Sequence[Pair]) -> list[Task]:
+    def make_tasks(self, wanted: Sequence[Pair]) -> list[Task]:
         """The wanted pairs in tiles, with the spaces that each needs; those of large spaces one by one, last."""
         sizes = self.inputs.sizes
         self._prepare(sorted({i for pair in wanted for i in pair} - self.prepared.keys()))
-        each = [any(map(self.inputs.large, pair)) for pair in wanted]
+        each = [any(map(self.inputs.is_large, pair)) for pair in wanted]
         large = [pair for pair, alone in zip(wanted, each, strict=True) if alone]
-        small = tiles(sizes, [pair for pair, alone in zip(wanted, each, strict=True) if not alone])
-        return [self._task(tile, False) for tile in small] + [self._task([pair], True) for pair in large]
+        small = make_tiles(sizes, [pair for pair, alone in zip(wanted, each, strict=True) if not alone])
+        return [self._make_task(tile, False) for tile in small] + [self._make_task([pair], True) for pair in large]
 
-    def _task(self, pairs: list[Pair], large: bool) -> Task:
+    def _make_task(self, pairs: list[Pair], large: bool) -> Task:
         spaces = {i: self.prepared[i] for pair in pairs for i in pair}
         return Task(pairs, spaces, self.tol, self.device, self.matchings, large, self.seed, self.options)
 
     def _prepare(self, new: Sequence[int]) -> None:
         """Prepare spaces, each in a thread."""
         with one_thread_each(torch.get_num_threads()) as pool:
-            self.prepared.update(zip(new, pool.map(self._space, new), strict=True))
+            self.prepared.update(zip(new, pool.map(self._prepare_space, new), strict=True))
 
-    def _space(self, i: int) -> PreparedSpace:
+    def _prepare_space(self, i: int) -> PreparedSpace:
         seed = self.seed % 2**32
         inputs = self.inputs
-        return prepare(
-            inputs.distances_over_divisor(i), inputs.masses[i], seed, inputs.large(i), metric=inputs.metric[i]
+        return prepare_space(
+            inputs.distances_over_divisor(i), inputs.masses[i], seed, inputs.is_large(i), metric=inputs.metric[i]
         )
 
 
@@ -102,27 +102,27 @@ def one_thread_each(workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, "torchgw-pairwise", set_own_threads, (1,))
 
 
-def outcomes(
+def iterate_results(
     tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool] = lambda: False
 ) -> Generator[list[SolvedPair], None, None]:
     """Results of tasks as they come, in no order. Once ``stopped``, or closed, nothing begins any more."""
     if n_jobs is not None or _uses_joblib():
-        yield from _by_joblib(tasks, n_jobs, stopped)
+        yield from _run_by_joblib(tasks, n_jobs, stopped)
         return
-    yield from _in_threads([task for task in tasks if not task.large], stopped)
+    yield from _run_in_threads([task for task in tasks if not task.large], stopped)
     for task in (task for task in tasks if task.large):
         if stopped():
             return
         try:
             solved = solve_task(task, stopped)
-        except GivenUp:
+        except PairCancelled:
             if stopped():
                 return
             raise KeyboardInterrupt from None
         yield solved
 
 
-def _in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[list[SolvedPair]]:
+def _run_in_threads(tasks: Sequence[Task], stopped: Callable[[], bool]) -> Iterator[list[SolvedPair]]:
     on_cpu = all(task.device.type == "cpu" for task in tasks)
     workers = max(min(torch.get_num_threads() if on_cpu else 1, len(tasks)), 1)
     pool = one_thread_each(workers)
@@ -144,7 +144,9 @@ def _uses_joblib() -> bool:
     return n_jobs not in (None, 1) or DEFAULT_BACKEND not in type(backend).__name__.lower()
 
 
-def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool]) -> Iterator[list[SolvedPair]]:
+def _run_by_joblib(
+    tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], bool]
+) -> Iterator[list[SolvedPair]]:
     from joblib import Parallel, delayed, effective_n_jobs
 
     many = max(len(tasks), 1)
@@ -156,7 +158,7 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], 
         if stopped():
             return
         here = os.getpid()
-        results: Any = parallel(delayed(_in_worker)(task, here) for task in tasks[start : start + many])
+        results: Any = parallel(delayed(_solve_in_worker)(task, here) for task in tasks[start : start + many])
         try:
             for solved in results:
                 yield solved
@@ -170,12 +172,12 @@ def _by_joblib(tasks: Sequence[Task], n_jobs: int | None, stopped: Callable[[], 
                 results.close()
 
 
-def _in_worker(task: Task, caller: int) -> list[SolvedPair]:
+def _solve_in_worker(task: Task, caller: int) -> list[SolvedPair]:
     """`solve_task` with one thread; nothing where Ctrl-C in a terminal reached another process than the ``caller``."""
     try:
         with nullcontext() if task.large else one_thread():
             return solve_task(task)
-    except (KeyboardInterrupt, GivenUp):
+    except (KeyboardInterrupt, PairCancelled):
         if os.getpid() == caller:
             raise KeyboardInterrupt from None
         return []

@@ -47,7 +47,7 @@ class Task:
     options: GWOptions = field(default_factory=GWOptions)
 
 
-class GivenUp(Exception):  # noqa: N818 - somebody asked for it
+class PairCancelled(Exception):  # noqa: N818 - somebody asked for it
     """A pair of large spaces was given up."""
 
 
@@ -60,7 +60,7 @@ def solve_task(task: Task, stopped: Callable[[], bool] = lambda: False) -> list[
         When ``stopped`` within a pair of large spaces, or on Ctrl-C there.
     """
     sides = [(task.spaces[i], task.spaces[j]) for i, j in task.pairs]
-    turned = [x.rank < y.rank for x, y in sides]
+    turned = [x.sort_key < y.sort_key for x, y in sides]
     sides = [(y, x) if turn else (x, y) for (x, y), turn in zip(sides, turned, strict=True)]
     found = (
         [_align_large(x, y, task, stopped) for x, y in sides]
@@ -78,12 +78,12 @@ def _make_solved_pair(
     status = PairStatus.FAILED if not finite else PairStatus.SETTLED if found.gap <= task.tol else PairStatus.UNSETTLED
     matching = None
     if task.matchings and finite:
-        forward, backward = _strongest(found.plan, x, y), _strongest(found.plan.T, y, x)
+        forward, backward = _strongest_matches(found.plan, x, y), _strongest_matches(found.plan.T, y, x)
         matching = (backward, forward) if turned else (forward, backward)
     return SolvedPair(pair, found.value if finite else float("nan"), found.gap, found.marginal_error, status, matching)
 
 
-def _strongest(plan: Tensor, x: PreparedSpace, y: PreparedSpace) -> Array:
+def _strongest_matches(plan: Tensor, x: PreparedSpace, y: PreparedSpace) -> Array:
     """For each point of all of a space the index in the other one that it sends most mass to; -1 without mass."""
     found = np.full(x.total, -1, dtype=np.int32)
     found[x.support] = y.support[plan.argmax(1).numpy()]
@@ -112,7 +112,7 @@ def _align_large(x: PreparedSpace, y: PreparedSpace, task: Task, stopped: Callab
             callback=lambda _: stopped(),
         )
     if found.status is Status.CANCELLED:
-        raise GivenUp
+        raise PairCancelled
     return PairPlan.of(
         x, y, found.coupling.to_dense().cpu(), found.value * unit**2, found.certificate.stationarity * unit**2
     )

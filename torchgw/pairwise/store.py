@@ -39,7 +39,7 @@ HEADER = ("fingerprint", "seed", "unit")
 DISK_FAILS = ("disk is full", "disk I/O error")  # as SQLite says it
 
 
-def check_place(path: object) -> Path:
+def check_path(path: object) -> Path:
     """The path, if there may be a file."""
     place = path_of("store", path, "a file, or be None")
     if place.is_dir() or not place.parent.is_dir():
@@ -79,21 +79,21 @@ class Store:
         seed: int,
         insists: bool,
     ) -> None:
-        self.path, self.contents = check_place(path), contents
-        with self._understood():
+        self.path, self.contents = check_path(path), contents
+        with self._translate_errors():
             self.connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
         try:
-            with self._understood():
+            with self._translate_errors():
                 # Locks are taken with the first write and kept until the connection is closed.
                 self.connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 self.connection.execute("BEGIN EXCLUSIVE")
-                self.seed, self.unit = self._begin(fingerprint, seed, unit, insists)
+                self.seed, self.unit = self._open_tables(fingerprint, seed, unit, insists)
                 self.connection.execute("COMMIT")
         except BaseException:
             self.connection.close()
             raise
 
-    def _begin(self, fingerprint: Mapping[str, str], seed: int, unit: float, insists: bool) -> tuple[int, float]:
+    def _open_tables(self, fingerprint: Mapping[str, str], seed: int, unit: float, insists: bool) -> tuple[int, float]:
         """Make the tables, or see that they are those of this call; the seed and unit that they were made with."""
         run = self.connection.execute
         tables = {name for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -133,7 +133,7 @@ class Store:
         return kept, float(header["unit"])
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """SQLite's errors in words."""
         try:
             yield
@@ -155,14 +155,14 @@ class Store:
 
     def read_pairs(self, wanted: Iterable[Pair]) -> list[SolvedPair]:
         """Those of the ``wanted`` pairs that are in the file, as they were written."""
-        with self._understood():
+        with self._translate_errors():
             rows = self.connection.execute("SELECT * FROM pairs").fetchall()
         for *row, checksum in rows:
             if checksum != _checksum(self.key, *row):
                 raise self._damage_error("a pair is not as it was written")
         kept = {(one, other): row for one, other, *row, _ in rows}
         keys = ((pair, *self._key(pair)) for pair in wanted)
-        return [_read(pair, turned, kept[key]) for pair, key, turned in keys if key in kept]
+        return [_from_row(pair, turned, kept[key]) for pair, key, turned in keys if key in kept]
 
     def _key(self, pair: Pair) -> tuple[tuple[bytes, bytes], bool]:
         """The contents of two spaces in the order of files, and whether that is the other one."""
@@ -171,9 +171,9 @@ class Store:
 
     def add(self, pairs: Sequence[SolvedPair]) -> None:
         """Write pairs down, all or none of them."""
-        with self._understood():
+        with self._translate_errors():
             self.connection.execute("BEGIN")
-            self.connection.executemany(INSERT, [_written(pair, *self._key(pair.pair), self.key) for pair in pairs])
+            self.connection.executemany(INSERT, [_to_row(pair, *self._key(pair.pair), self.key) for pair in pairs])
             self.connection.execute("COMMIT")
 
     def __enter__(self) -> Store:
@@ -183,7 +183,7 @@ class Store:
         self.connection.close()
 
 
-def _written(found: SolvedPair, contents: tuple[bytes, bytes], turned: bool, key: bytes) -> tuple[object, ...]:
+def _to_row(found: SolvedPair, contents: tuple[bytes, bytes], turned: bool, key: bytes) -> tuple[object, ...]:
     """A row, as it will be read: SQLite has neither NaN nor a negative zero."""
     each = found.value, found.gap, found.marginal_error
     numbers = [None if math.isnan(number) else float(number) + 0.0 for number in each]
@@ -197,13 +197,13 @@ def _checksum(key: bytes, *content: object) -> bytes:
     return hashlib.blake2b(repr(content).encode("utf-8", "backslashreplace"), digest_size=16, key=key).digest()
 
 
-def _read(pair: Pair, turned: bool, row: Sequence[Any]) -> SolvedPair:
+def _from_row(pair: Pair, turned: bool, row: Sequence[Any]) -> SolvedPair:
     value, gap, error, status, *blobs = row
     forward, backward = reversed(blobs) if turned else blobs
     value, gap, error = (float("nan") if number is None else number for number in (value, gap, error))
-    matching = None if forward is None or backward is None else (_indices(forward), _indices(backward))
+    matching = None if forward is None or backward is None else (_read_indices(forward), _read_indices(backward))
     return SolvedPair(pair, value, gap, error, PairStatus(status), matching)
 
 
-def _indices(blob: bytes) -> Array:
+def _read_indices(blob: bytes) -> Array:
     return np.frombuffer(blob, "<i4").astype(np.int32)

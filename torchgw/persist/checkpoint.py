@@ -123,7 +123,7 @@ class Folder:
                 return found[0]
             began = time.monotonic()
             result = compute()
-            if keep() and self.worth(began):
+            if keep() and self.is_worth_keeping(began):
                 self.finish(result)
             return result
 
@@ -131,7 +131,7 @@ class Folder:
         """The result of this stage, where it is there."""
         return self._read(self._file())
 
-    def worth(self, began: float) -> bool:
+    def is_worth_keeping(self, began: float) -> bool:
         """Whether this stage, which began then, is to be kept: what took no time is computed again, unless a part of it
         that was written would be lost."""
         return bool(self._parts()) or time.monotonic() - began >= min(SHORT, self.every)
@@ -149,10 +149,10 @@ class Folder:
         return None if found is None else found[0]
 
     def offer(self, state: Any, now: bool) -> None:
-        if self.due(now):
+        if self.is_due(now):
             self.write_state(state)
 
-    def due(self, now: bool) -> bool:
+    def is_due(self, now: bool) -> bool:
         """Whether a state is to be kept, at once if ``now``."""
         return now or time.monotonic() - self.written >= self.every
 

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from torchgw.diagnostics.evidence import Confidence, EpsilonStep, Rung
 from torchgw.diagnostics.status import History
-from torchgw.diagnostics.verdict import Judged, Verdict
+from torchgw.diagnostics.verdict import Verdict, VerdictInput
 from torchgw.options import GWOptions
 from torchgw.types import Coupling
 from torchgw.views.layout import LayoutSource
 
 
-class ReportInput(Judged, LayoutSource, Protocol):
+class ReportInput(VerdictInput, LayoutSource, Protocol):
     """A solved plan with the evidence that comes with it; each member as `torchgw.GWResult` says."""
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from torchgw.diagnostics.evidence import energy_ratio, is_nearly_tie
-from torchgw.diagnostics.verdict import PROVEN, least_rival
+from torchgw.diagnostics.evidence import energy_ratio, is_near_tie
+from torchgw.diagnostics.verdict import PROVEN, least_rival_ratio
 from torchgw.marginals import Partial
 from torchgw.report.reported import ReportInput
 
@@ -54,7 +54,7 @@ def ambiguity(result: ReportInput) -> str:
             f"{found}, and the choice is ambiguous: the best is only {lower:.1%} lower than another, whose matches lie "
             f"{rival.difference:.0%} of the largest distance away on average."
         )
-    close = is_nearly_tie(result.basins[0], rival, result.unit, least_rival(result))
+    close = is_near_tie(result.basins[0], rival, result.unit, least_rival_ratio(result))
     told = "which is too little to be sure" if close else "so the objective tells them apart"
     return f"{found}; the best is {lower:.0%} lower than the next, {told}."
 

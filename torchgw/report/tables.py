@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torchgw._version import __version__
-from torchgw.diagnostics.evidence import energy_ratio, is_nearly_tie
+from torchgw.diagnostics.evidence import energy_ratio, is_near_tie
 from torchgw.options import GWOptions
 from torchgw.report.reported import ReportInput
 
@@ -40,7 +40,7 @@ def matchings(result: ReportInput) -> Table:
     for at, basin in enumerate(result.basins):
         best = result.basins[0]
         lower = 1 - energy_ratio(best, basin, result.unit)
-        tied = at > 0 and is_nearly_tie(best, basin, result.unit)
+        tied = at > 0 and is_near_tie(best, basin, result.unit)
         marked += [at] if tied else []
         rows.append(
             [

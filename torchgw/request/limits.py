@@ -65,7 +65,7 @@ def choose_strategy(
         return options.strategy
     if epsilon == 0 and not (factored and has_vertex_solver(n, k)):
         return "dense"
-    return "dense" if against_dense(n, k, epsilon, options, device) is None else "streaming"
+    return "dense" if reason_against_dense(n, k, epsilon, options, device) is None else "streaming"
 
 
 def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
@@ -83,7 +83,7 @@ def check_flows(strategy: str, n: int, k: int, epsilon: float) -> None:
         )
 
 
-def against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
+def reason_against_dense(n: int, k: int, epsilon: float, options: GWOptions, device: torch.device) -> str | None:
     """Why the dense strategy cannot or should not run, or None."""
     needed = dense_bytes(n, k, epsilon)
     if needed > options.max_memory:
@@ -106,14 +106,14 @@ def free_memory(device: torch.device) -> float:
     return float(torch.cuda.mem_get_info(device)[0] + held)
 
 
-def by_entries(spaces: tuple[InputSpace, InputSpace]) -> tuple[InputSpace, InputSpace]:
+def use_sparse_adjacencies(spaces: tuple[InputSpace, InputSpace]) -> tuple[InputSpace, InputSpace]:
     """The spaces; from where a stored plan no longer pays on, adjacencies of few entries as sparse ones, whatever they
     were given as."""
     x, y = spaces
-    return (x, y) if x.size * y.size <= STORED_PAIRS else (_by_entries(x), _by_entries(y))
+    return (x, y) if x.size * y.size <= STORED_PAIRS else (_to_sparse_adjacency(x), _to_sparse_adjacency(y))
 
 
-def _by_entries(space: InputSpace) -> InputSpace:
+def _to_sparse_adjacency(space: InputSpace) -> InputSpace:
     if not has_few_entries(space) or space.data.leaf is not None:
         return space
     return space._replace(data=space.data.compressed())
@@ -124,7 +124,7 @@ def has_few_entries(space: InputSpace) -> bool:
     return isinstance(space.data, AdjacencyDistances) and space.data.density <= FEW
 
 
-def takes_few_entries(facts: Mapping[str, Fact], spaces: Sequence[InputSpace]) -> bool:
+def should_use_sparse(facts: Mapping[str, Fact], spaces: Sequence[InputSpace]) -> bool:
     """Whether the choice of a strategy, where it is free, is that for plans of few entries: between sparse matrices,
     where a stored plan no longer pays, beside arguments of these kinds."""
     n, k = (space.size for space in spaces)
@@ -187,17 +187,17 @@ def check_rank(options: GWOptions, most: int) -> None:
         validate.integer("options.low_rank.rank", options.low_rank.rank, least=1, most=most)
 
 
-def against_exact(spaces: Sequence[InputSpace], device: torch.device, options: GWOptions) -> str | None:
+def reason_against_exact(spaces: Sequence[InputSpace], device: torch.device, options: GWOptions) -> str | None:
     """Why the exact gradient cannot or should not run, or None.
 
     With factors or products of its own on one side at least it always pays. Asked for by name, or for epsilon = 0, only
     memory can stand against it.
     """
-    by_itself = [space.kind == "checked" or space.has_factors or _multiplies(space, options) for space in spaces]
+    by_itself = [space.kind == "checked" or space.has_factors or _needs_no_matrix(space, options) for space in spaces]
     plain = [space for space, well in zip(spaces, by_itself, strict=True) if not well]
     for space in plain:
         if 8 * space.size**2 > options.max_memory:
-            advice = without_matrix(space.kind)
+            advice = advise_without_matrix(space.kind)
             return f"a dense distance matrix of {space.size} points exceeds options.max_memory; {advice}"
         searched = space.kind == "dijkstra" or (space.kind == "provider" and not space.data.stored)
         if searched and space.size > SEARCHED_SIZE and options.gradient == "auto":
@@ -205,12 +205,12 @@ def against_exact(spaces: Sequence[InputSpace], device: torch.device, options: G
     return None
 
 
-def _multiplies(space: InputSpace, options: GWOptions) -> bool:
+def _needs_no_matrix(space: InputSpace, options: GWOptions) -> bool:
     """Whether a space needs no matrix, as others than the square of its entries do."""
     return space.has_products and options.loss == "square"
 
 
-def without_matrix(kind: str) -> str:
+def advise_without_matrix(kind: str) -> str:
     """What to pass instead of a space of this kind, so that no distance matrix of it is stored."""
     return "pass points or a sparse graph instead" if kind in ("matrix", "provider") else "use distances='landmark'"
 
@@ -242,22 +242,26 @@ def check_memory(
         if all(space.has_factors for space in spaces):
             streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
             sharp = "use GWOptions(strategy='streaming')" if has_vertex_solver(n, k) else f"{sharp}; {streams}"
-        streams = "use fewer points" if _dense_only(spaces, model, mode) else "use GWOptions(strategy='streaming')"
+        streams = "use fewer points" if _needs_dense(spaces, model, mode) else "use GWOptions(strategy='streaming')"
         if epsilon == 0 and not model.is_standard:
-            sharp = "use fewer points" if _dense_only(spaces, model, mode) else "use a small epsilon > 0, which streams"
+            sharp = (
+                "use fewer points" if _needs_dense(spaces, model, mode) else "use a small epsilon > 0, which streams"
+            )
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)
     for space in spaces:
         stored = 8 * space.size**2 if space.kind in ("precomputed", "matrix") else 0
-        validate.memory(f"the distance matrix of {space.name}", stored, options.max_memory, without_matrix(space.kind))
-    against = against_exact(spaces, device, options)
+        validate.memory(
+            f"the distance matrix of {space.name}", stored, options.max_memory, advise_without_matrix(space.kind)
+        )
+    against = reason_against_exact(spaces, device, options)
     if against is not None and (options.gradient == "exact" or epsilon == 0):
         asked = "epsilon=0 needs the exact gradient: " if epsilon == 0 else "options.gradient='exact' cannot run: "
         raise MemoryError(asked + against)
     return against
 
 
-def sharp_fits(
+def allows_no_entropy(
     facts: Mapping[str, Fact], shape: tuple[int, int], against: str | None, asked: GWOptions, factored: bool
 ) -> bool:
     """Whether `gw_align` would take epsilon=0 beside arguments of these kinds, with the options as the user gave them;
@@ -272,7 +276,7 @@ def _fits_dense(shape: tuple[int, int], asked: GWOptions) -> bool:
     return asked.strategy == "low-rank" or dense_bytes(*shape, 0.0) <= asked.max_memory
 
 
-def ends_sharp(
+def ends_without_entropy(
     facts: Mapping[str, Fact], masses: tuple[Tensor, Tensor], against: str | None, asked: GWOptions, metric: bool = True
 ) -> bool:
     """Whether an epsilon that is left to the solve is none at all: where the call would be taken with epsilon=0, its
@@ -282,7 +286,7 @@ def ends_sharp(
     unequal = min(SHARP_PAIRS, math.inf if metric else SHARP_CONTEST_PAIRS)
     few = n * k <= (SHARP_ASSIGNED_PAIRS if is_assignment(masses) else unequal)
     free = asked.strategy not in ("low-rank", "streaming") and _fits_dense((n, k), asked)
-    return few and free and is_standard(facts) and sharp_fits(facts, (n, k), against, asked, False)
+    return few and free and is_standard(facts) and allows_no_entropy(facts, (n, k), against, asked, False)
 
 
 def is_assignment(masses: tuple[Tensor, Tensor]) -> bool:
@@ -291,7 +295,7 @@ def is_assignment(masses: tuple[Tensor, Tensor]) -> bool:
     return len(p) == len(q) and bool((p == p[0]).all()) and bool((q == q[0]).all())
 
 
-def _dense_only(spaces: Sequence[InputSpace], model: Model, mode: GradientMode | None) -> bool:
+def _needs_dense(spaces: Sequence[InputSpace], model: Model, mode: GradientMode | None) -> bool:
     """Whether no other strategy than the dense one has the objective, or the gradient, that was asked for."""
     stored = any(side is not None and side.extra is not None for side in (model.cost, model.penalty))
     return (

@@ -41,19 +41,19 @@ from torchgw.request.limits import (
     SHARP_SCATTERED_PAIRS,
     SHARPENED_PAIRS,
     UNRESOLVED,
-    against_exact,
-    by_entries,
+    allows_no_entropy,
     check_flows,
     check_memory,
     check_rank,
     choose_kernels,
     choose_strategy,
     dense_bytes,
-    ends_sharp,
+    ends_without_entropy,
     find_device_search,
     is_assignment,
-    sharp_fits,
-    takes_few_entries,
+    reason_against_exact,
+    should_use_sparse,
+    use_sparse_adjacencies,
 )
 from torchgw.request.names import check_names, names_to_save
 from torchgw.request.objective import (
@@ -150,7 +150,7 @@ class Request:
     backend: Selection[Kernel]
     kernels: Kernels
     against_exact: str | None
-    sharp: bool
+    allows_no_entropy: bool
     product: ProductPlan | None = None
     curves: bool = False
     sharpens: bool = False
@@ -172,7 +172,7 @@ class Request:
         if self.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.is_standard):
             own = replace(own, product=product_plan(self.model, spaces, largest**2))
         if self.epsilon == AUTO:
-            surfaces = own.streams_first and factored and WIDE < widest <= SCATTERED
+            surfaces = own.should_stream_first and factored and WIDE < widest <= SCATTERED
             # Costs them least, and linear programs take longest.
             blurred = own.curves and not is_assignment(self.differentiable_inputs.masses)
             if self.model.epsilon > 0 or surfaces or blurred:
@@ -180,11 +180,11 @@ class Request:
                 options = tolerances_for(self.options, epsilon, self.differentiable_inputs.marginals)
                 own = replace(own, model=self.model.with_epsilon(epsilon), options=options)
             check_resolution(own.model, own.spaces, own.options, own.remedy)
-            own = own._ending(widest)
+            own = own._choose_ending(widest)
             if surfaces:
-                own = own.run_by("streaming")
-        elif own.model.epsilon == 0 and own.streams_by_choice and widest > SCATTERED:
-            own = own.run_by("dense")
+                own = own.with_strategy("streaming")
+        elif own.model.epsilon == 0 and own.uses_streaming_by_choice and widest > SCATTERED:
+            own = own.with_strategy("dense")
         elif (
             own.model.epsilon == 0
             and not is_assignment(self.differentiable_inputs.masses)
@@ -192,7 +192,7 @@ class Request:
         ):
             many = math.prod(self.shape) >= DENSE_PAIRS.get(self.device.type, math.inf)
             if own.curves or (many and factored and widest <= SCATTERED):
-                own = own.run_by("streaming")
+                own = own.with_strategy("streaming")
         advice = f"{own.remedy}; or divide distances by a larger options.spaces.scale"
         check_distance_resolution(own.model, largest, advice)
         return own
@@ -212,9 +212,11 @@ class Request:
     def _measure_coverage(self, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[float, bool]:
         """How well a few landmarks cover the space that they cover worst, and whether what is given as points lies on
         curves; infinite and False where nothing depends on it."""
-        many = self.from_points and math.prod(self.shape) >= CURVED_PAIRS
+        many = self.is_dense_between_points and math.prod(self.shape) >= CURVED_PAIRS
         left = self.epsilon == AUTO
-        ends = (left and self.ends_in_assignments) or ((left or self.model.epsilon == 0) and self.streams_by_choice)
+        ends = (left and self.ends_in_assignments) or (
+            (left or self.model.epsilon == 0) and self.uses_streaming_by_choice
+        )
         if not (many or ends):
             return math.inf, False
         sides = [
@@ -223,15 +225,15 @@ class Request:
         found = to_host(*measure_coverage(sides))
         return max(map(float, found[::3])), many and is_along_curves(self.shape, found)
 
-    def _ending(self, widest: float) -> Request:
+    def _choose_ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without
         entropy in the end where its linear programs are assignments. ``widest`` is the worse coverage."""
         ends = self.ends_in_assignments
-        if not (ends or self.streams_by_choice):
+        if not (ends or self.uses_streaming_by_choice):
             return self
         if widest <= SCATTERED:
             return replace(self, sharpens=ends and widest > WIDE)
-        own = self.run_by("dense") if self.streams_by_choice else self
+        own = self.with_strategy("dense") if self.uses_streaming_by_choice else self
         return replace(own, model=own.model.with_epsilon(0.0)) if ends else own
 
     @property
@@ -253,11 +255,15 @@ class Request:
         few = math.prod(self.shape) <= SHARP_SCATTERED_PAIRS
         free = self.requested_options.strategy != "streaming" and self.model.is_standard
         return (
-            free and self.model.epsilon > 0 and self.sharp and is_assignment(self.differentiable_inputs.masses) and few
+            free
+            and self.model.epsilon > 0
+            and self.allows_no_entropy
+            and is_assignment(self.differentiable_inputs.masses)
+            and few
         )
 
     @property
-    def from_points(self) -> bool:
+    def is_dense_between_points(self) -> bool:
         """Whether both spaces are points with factors, and a search between them is dense by choice."""
         options = self.options
         free = self.strategy == "dense" and options.strategy == "auto" and self.against_exact is None
@@ -266,14 +272,14 @@ class Request:
         return given and free and searched and options.gradient != "sampled" and self.model.is_standard
 
     @property
-    def streams_first(self) -> bool:
+    def should_stream_first(self) -> bool:
         """Whether points on surfaces, which end without entropy by assignments, do so faster from a streamed plan."""
         many = math.prod(self.shape) >= SHARPENED_PAIRS
         ends = self.model.epsilon == 0 or self.ends_in_assignments
-        return self.from_points and many and ends and is_assignment(self.differentiable_inputs.masses)
+        return self.is_dense_between_points and many and ends and is_assignment(self.differentiable_inputs.masses)
 
     @property
-    def streams_by_choice(self) -> bool:
+    def uses_streaming_by_choice(self) -> bool:
         """Whether it streams to be fast, and all that a dense solve stores would fit."""
         (n, k), left = self.shape, self.options.strategy == "auto" and self.gradient_mode is None
         fits = n * k <= SCATTERED_PAIRS and dense_bytes(n, k, self.model.epsilon) <= self.options.max_memory
@@ -290,14 +296,14 @@ class Request:
         return self.model.p.device
 
     @property
-    def arrays(self) -> tuple[Any, ...]:
+    def input_arrays(self) -> tuple[Any, ...]:
         """Spaces and costs as given, whose kind and device a result follows."""
         return self.differentiable_inputs.X, self.differentiable_inputs.Y, *tensors_of(self.differentiable_inputs.cost)
 
     @property
     def remedy(self) -> str:
         """What to do about an epsilon that is too small."""
-        return remedy_of(self.sharp)
+        return describe_remedy(self.allows_no_entropy)
 
     @property
     def remedy_by_weights(self) -> str:
@@ -310,7 +316,7 @@ class Request:
             return f"; or change {marginals!r}: lower weights above 1, or math.inf for a hard marginal"
         return f"; or change {marginals!r}: raise weights" if marginals.free_mass else ""
 
-    def call(self) -> dict[str, Any]:
+    def checkpoint_arguments(self) -> dict[str, Any]:
         """The arguments that a checkpoint keeps."""
         own, init = self.arguments, self.arguments["init"]
         epsilon = self.epsilon if self.epsilon == AUTO else self.model.epsilon
@@ -321,7 +327,7 @@ class Request:
         names = dict(zip(("names_x", "names_y"), map(names_to_save, self.names), strict=True))
         return {**own, **matrices, **decided, **names}
 
-    def problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
+    def make_problem(self, spaces: tuple[DistanceProvider, DistanceProvider], watch: Watch) -> Problem:
         """What is to be solved, between these providers."""
         mode = self.gradient_mode
         return Problem(
@@ -341,7 +347,7 @@ class Request:
             sharpens=self.sharpens,
         )
 
-    def run_by(self, strategy: str) -> Request:
+    def with_strategy(self, strategy: str) -> Request:
         """The same request, run by a strategy that took over."""
         if strategy == self.strategy:
             return self
@@ -431,8 +437,8 @@ def build_problem(
     facts |= {space.name: fact_of_space(space) for space in spaces if not space.symmetric}
     refuse(facts)
     options = imply_options(options, facts)
-    spaces = by_entries(without_searches(spaces, options.max_memory))
-    if takes_few_entries(facts, spaces):
+    spaces = use_sparse_adjacencies(without_searches(spaces, options.max_memory))
+    if should_use_sparse(facts, spaces):
         facts |= {"options.strategy": Fact("sparse", "'sparse'")}
         options = replace(options, strategy="sparse")
     initial_epsilon = choose_initial_epsilon(epsilon, facts, spaces, masses, options, requested, device)
@@ -456,9 +462,9 @@ def build_problem(
     if constraints is not None and rules is not None:
         model = add_rules(model, rules, constraints.strength / mass)
     against = check_memory(strategy, spaces, model, device, options, gradient_mode)
-    sharp = sharp_fits(facts, (n, k), against, requested, all(space.has_factors for space in spaces))
+    sharp = allows_no_entropy(facts, (n, k), against, requested, all(space.has_factors for space in spaces))
     if epsilon != AUTO:
-        check_resolution(model, spaces, options, remedy_of(sharp))
+        check_resolution(model, spaces, options, describe_remedy(sharp))
     with threads_for(n * k if device.type == "cpu" else 0):  # compiled code is for a number of threads
         selection, kernels = choose_kernels(strategy, backend, device, (n, k), options)
     logger.info("backend %s, blocks %s; passed over: %s", selection.name, selection.blocks, selection.passed_over)
@@ -483,7 +489,7 @@ def build_problem(
         backend=selection,
         kernels=kernels,
         against_exact=against,
-        sharp=sharp,
+        allows_no_entropy=sharp,
         names=names,
     )
 
@@ -513,9 +519,9 @@ def choose_initial_epsilon(
     there, with the options as ``requested``."""
     if epsilon != AUTO:
         return float(epsilon)
-    metric, against = all(space.metric for space in spaces), against_exact(spaces, device, options)
+    metric, against = all(space.metric for space in spaces), reason_against_exact(spaces, device, options)
     few = options.strategy == "sparse"
-    return 0.0 if few or ends_sharp(facts, masses, against, requested, metric) else UNRESOLVED
+    return 0.0 if few or ends_without_entropy(facts, masses, against, requested, metric) else UNRESOLVED
 
 
 def choose_method(
@@ -539,6 +545,6 @@ def choose_method(
     return strategy, spaces
 
 
-def remedy_of(sharp: bool) -> str:
-    """What to do about an epsilon that is too small, where the problem may have none (``sharp``) or not."""
+def describe_remedy(sharp: bool) -> str:
+    """What to do about an epsilon that is too small, where the problem may have none (``allows_no_entropy``) or not."""
     return f"raise epsilon, or {SHARP}" if sharp else "raise epsilon"

@@ -29,7 +29,7 @@ from torchgw.diagnostics.evidence import (
     Rung,
     energy_ratio,
     entropy_and_margin,
-    is_nearly_tie,
+    is_near_tie,
 )
 from torchgw.diagnostics.status import History, Status
 from torchgw.diagnostics.verdict import Verdict, judge
@@ -93,7 +93,7 @@ class SolveReport(NamedTuple):
         few, apart = sample_differences(sides, request.model.masses)
         own, basins = request.differentiable_inputs, solution.basins
         leaves = (getattr(space, "leaf", None) for space in (own.X, own.Y))  # of providers, for gradients
-        given = (*request.arrays, *leaves, own.p, own.q, own.alpha)
+        given = (*request.input_arrays, *leaves, own.p, own.q, own.alpha)
         numpy_input = not any(isinstance(each, Tensor) for each in given)
         asked: Sequence[Sequence[Tensor]] = (
             () if request.product else product_moments(request.model, sides),
@@ -307,7 +307,7 @@ class GWResult(SoftPlanMixin):
     @property
     def ambiguous(self) -> bool:
         """Whether another basin's energy is within 5 % of the best one's: a choice among equals."""
-        return self.rival is not None and is_nearly_tie(self.basins[0], self.rival, self.unit)
+        return self.rival is not None and is_near_tie(self.basins[0], self.rival, self.unit)
 
     @property
     def max_memory(self) -> int:

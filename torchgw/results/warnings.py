@@ -46,7 +46,7 @@ def warn(result: GWResult, solution: CertifiedSolution, request: Request, shown:
 def explain_precision(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Why float32 did not carry the scores, or rounding does not tell points apart, where that is so."""
     text = solution.precision_warning or ""
-    text = f"{text}; or {SHARP}" if text and request.sharp else text
+    text = f"{text}; or {SHARP}" if text and request.allows_no_entropy else text
     return "; ".join(filter(None, (request.precision_loss, text)))
 
 
@@ -60,7 +60,7 @@ def explain_status(result: GWResult, solution: CertifiedSolution, request: Reque
         )
     if result.converged:
         return ""
-    tiny = request.sharp and result.epsilon > 0 and result.status is Status.MAX_ITER
+    tiny = request.allows_no_entropy and result.epsilon > 0 and result.status is Status.MAX_ITER
     return (
         f"{result.status.value}{f', or {SHARP}' if tiny else ''} "
         f"(marginal residual {result.marginal_residual:.1e} after {result.n_iter} iterations)"

@@ -29,7 +29,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_device, to_host
-from torchgw.search.initial_guesses import SHARPNESS, drawn_ahead, random_plans, start_costs
+from torchgw.search.initial_guesses import SHARPNESS, draw_ahead, draw_random_plans, make_start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
 from torchgw.sinkhorn.scaling import balance, scale_plans
@@ -150,20 +150,20 @@ class LandmarkProblem:
         return cls(x, y, small, loss, small.linear(x.distances.dtype), solve)
 
     @property
-    def without_cache(self) -> LandmarkProblem:
+    def without_rows(self) -> LandmarkProblem:
         """The same without what landmarks are to other points, and without what it has cached."""
         return replace(self, x=self.x.without_rows, y=self.y.without_rows)
 
     @cached_property
-    def height(self) -> Tensor:
+    def product_energy(self) -> Tensor:
         """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan
         is lower."""
-        return height_of(self.without_cache)
+        return compute_product_energy(self.without_rows)
 
     @property
-    def unit(self) -> float:
+    def temperature_unit(self) -> float:
         """Its number."""
-        return float(self.height)
+        return float(self.product_energy)
 
     @cached_property
     def shares(self) -> tuple[Tensor, Tensor]:
@@ -177,14 +177,14 @@ class LandmarkProblem:
         return p[:, None] * q
 
     @cached_property
-    def logs(self) -> tuple[Tensor, Tensor]:
+    def log_masses(self) -> tuple[Tensor, Tensor]:
         """Base-2 logarithms of the masses."""
         return self.x.mass.log2(), self.y.mass.log2()
 
-    def first_sides(self) -> tuple[MarginalConstraint, MarginalConstraint]:
+    def make_start_constraints(self) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
         total = self.model.marginals.total
-        p, q = self.logs if total else (share.log2() for share in self.shares)
+        p, q = self.log_masses if total else (share.log2() for share in self.shares)
         return MarginalConstraint(p, total=total), MarginalConstraint(q, total=total)
 
     def linearise_plans(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
@@ -193,10 +193,10 @@ class LandmarkProblem:
         cost = self.loss.cost(plans, rows, columns)
         moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
         cost = linearise(model, cost, self.linear, moments)
-        sides = model.constraints_from_logs(*self.logs, epsilon, *cost.offsets(epsilon))
+        sides = model.constraints_from_logs(*self.log_masses, epsilon, *cost.offsets(epsilon))
         return cost.stored_score(epsilon), *sides
 
-    def feasible(self, plans: Tensor) -> Tensor:
+    def round_plans(self, plans: Tensor) -> Tensor:
         """Plans (B, L, L') rounded, in place, onto the masses, where these are the marginals."""
         return make_feasible(plans, self.x.mass, self.y.mass) if self.model.has_hard_marginals else plans
 
@@ -210,7 +210,7 @@ class LandmarkProblem:
         return energy(self.model, self.moments(plans)).clamp_min(0.0)
 
 
-def coarse_basins(
+def find_coarse_basins(
     spaces: tuple[DistanceProvider, DistanceProvider],
     masses: tuple[Tensor, Tensor],
     model: Model,
@@ -267,7 +267,7 @@ def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]
     return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
 
 
-def landmark_basins(
+def find_landmark_basins(
     problem: LandmarkProblem, epsilon: float, n_starts: int, n_kept: int, generator: torch.Generator
 ) -> list[CoarseBasin]:
     """The distinct optima of one landmark problem, lowest energy first, at most ``n_kept``."""
@@ -287,14 +287,14 @@ def begin_searches(
     count = max(n_starts - 1, 1)
     # On a GPU the few points come to the host: eigenvectors of so small a matrix take it longer.
     few = [
-        (each.x.distances, each.y.distances, *each.shares, each.height, *drawn_ahead(count, generator))
+        (each.x.distances, each.y.distances, *each.shares, each.product_energy, *draw_ahead(count, generator))
         for each in problems
     ]
     read, width = to_host(*(tensor for each in few for tensor in each), *asked), len(few[0])
     begun = []
     for place, problem in enumerate(problems):
         DX, DY, p, q, height, *ahead = read[place * width : (place + 1) * width]
-        costs, unit = start_costs(DX, DY, p, q, count, generator, *ahead), float(height)
+        costs, unit = make_start_costs(DX, DY, p, q, count, generator, *ahead), float(height)
         batch, looks = _search_starts(problem, costs, unit, epsilon, n_kept, generator)
         ends = max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)
         begun.append(CoolingState(problem, batch, looks.firsts, *ends, looks.label))
@@ -305,31 +305,33 @@ def _search_starts(
     problem: LandmarkProblem, costs: Tensor, unit: float, epsilon: float, n_kept: int, generator: torch.Generator
 ) -> tuple[Batch, GroupLabels]:
     """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
-    of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is the height of the problem."""
+    of the temperatures, and at most ``n_kept`` groups of them; ``temperature_unit`` is the height of the problem."""
     random = (
-        None if problem.model.has_hard_marginals else random_plans(problem.product, len(costs) // RANDOM, generator)
+        None
+        if problem.model.has_hard_marginals
+        else draw_random_plans(problem.product, len(costs) // RANDOM, generator)
     )
     size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
     shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
     steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
-    return _annealed_guesses(
-        problem.without_cache, to_device(costs, mass.device), random, to_device(steps, mass.device), n_kept
+    return _anneal_guesses(
+        problem.without_rows, to_device(costs, mass.device), random, to_device(steps, mass.device), n_kept
     )
 
 
 @as_cuda_graph()
-def _annealed_guesses(
+def _anneal_guesses(
     problem: LandmarkProblem, costs: Tensor, random: Tensor | None, steps: Tensor, n_kept: int
 ) -> tuple[Batch, GroupLabels]:
-    batch = initial_batch(problem, costs, random)
+    batch = make_start_batch(problem, costs, random)
     for step in steps:
-        batch = annealed_batch(problem, batch, step, *SEARCH_STEPS)
+        batch = anneal_batch(problem, batch, step, *SEARCH_STEPS)
     return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 @as_cuda_graph()
-def height_of(problem: LandmarkProblem) -> Tensor:
-    """`LandmarkProblem.height`."""
+def compute_product_energy(problem: LandmarkProblem) -> Tensor:
+    """`LandmarkProblem.product_energy`."""
     # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
     found = problem.energies(problem.product[None])[0].double().abs() / max(float(problem.model.weight(1.0)), 1.0)
     return torch.where(found > torch.finfo(problem.x.mass.dtype).tiny, found, 1.0)
@@ -346,7 +348,7 @@ class CoolingState(NamedTuple):
     problem: LandmarkProblem
     batch: Batch
     places: Tensor
-    now: float
+    first_epsilon: float
     epsilon: float
     label: Tensor | None = None
 
@@ -358,7 +360,7 @@ def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseB
         now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
         falls = [interpolate_epsilon(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = to_device(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
-        ends.append(_cool_plans(problem.without_cache, batch, places, steps, n_kept))
+        ends.append(_cool_plans(problem.without_rows, batch, places, steps, n_kept))
     found = []
     groups, labels = fetch_groups(
         [looks for _, looks in ends], [each.label for each in begun if each.label is not None]
@@ -385,16 +387,16 @@ def _cool_plans(
     """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
     batch = batch[places]
     for step in steps:
-        batch = annealed_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
-    batch = replace(batch, plan=problem.feasible(batch.plan))
+        batch = anneal_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
+    batch = replace(batch, plan=problem.round_plans(batch.plan))
     return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
-def initial_batch(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
+def make_start_batch(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
     """The product plan, the plans of start costs, and random ones."""
     score, count = costs.mul(-SHARPNESS * LOG2E), len(costs)
-    f, g = (side.expand(count, -1) for side in problem.logs)
-    row, column = problem.first_sides()
+    f, g = (side.expand(count, -1) for side in problem.log_masses)
+    row, column = problem.make_start_constraints()
     if row.is_hard and column.is_hard:
         plan, _, _ = problem.solve(score, row.log_mass, column.log_mass, f, g, FIRST_ITERATIONS)
     else:
@@ -405,14 +407,14 @@ def initial_batch(problem: LandmarkProblem, costs: Tensor, random: Tensor | None
 
 def batch_without_potentials(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
     """Plans (B, L, L') whose potentials are not known yet."""
-    f, g = (side.expand(len(plans), -1) for side in problem.logs)
+    f, g = (side.expand(len(plans), -1) for side in problem.log_masses)
     return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
 
 
 @as_cuda_graph()
-def annealed_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
+def anneal_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
     """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
-    ratio, (log_p, log_q), model = (batch.epsilon / epsilon)[:, None], problem.logs, problem.model
+    ratio, (log_p, log_q), model = (batch.epsilon / epsilon)[:, None], problem.log_masses, problem.model
     f, g, plan = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio), batch.plan
     for _ in range(n_outer):
         if model.has_hard_marginals:
@@ -482,7 +484,7 @@ def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
     order, flat = torch.argsort(energies), plans.flatten(1)
     flat = (flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny))[order]
     left = torch.arange(size, device=flat.device)  # each one's place in the order, beyond all for those in a group
-    table, firsts, after = _agreeing(flat) if flat.is_cuda else None, list[Tensor](), list[Tensor]()
+    table, firsts, after = _agreement_table(flat) if flat.is_cuda else None, list[Tensor](), list[Tensor]()
     for _ in range(most):
         first = left.amin(0, keepdim=True)
         if table is not None:
@@ -499,14 +501,14 @@ def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
     return GroupLabels(energies, order, label, order[torch.where(place < size, place, place[0])])
 
 
-def _agreeing(flat: Tensor) -> Tensor:
+def _agreement_table(flat: Tensor) -> Tensor:
     """Which plans (B, N K) agree with each, and none that do with one beyond the last: (B + 1, B)."""
     same = torch.cdist(flat, flat, p=1.0).le(SAME_PLAN)
     same.fill_diagonal_(True)  # a plan that is no number agrees with itself, too
     return torch.cat((same, same.new_zeros(1, len(same))))
 
 
-def basins_of(plans: Tensor, energy: Tensor, most: int) -> PlanGroups:
+def group_into_basins(plans: Tensor, energy: Tensor, most: int) -> PlanGroups:
     """Groups of one problem's plans, see `group_plans`, with counts; `torchgw.batched.solve` has many and must not wait
     for each."""
     return fetch_groups([group_plans(plans, energy, most)])[0][0]

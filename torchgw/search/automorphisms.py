@@ -27,7 +27,7 @@ MOST_WORK = 10**9  # entries of the graph that the search reads
 
 
 @dataclass(frozen=True, eq=False)
-class Colourable:
+class RefinementGraph:
     """A graph as refinements read it.
 
     matrix : (N, N), CSR, its entries are weights.
@@ -39,7 +39,7 @@ class Colourable:
     sides: tuple[tuple[Array, Array, Array], ...]
 
     @classmethod
-    def of(cls, adjacency: Any) -> Colourable:
+    def of(cls, adjacency: Any) -> RefinementGraph:
         """Of a matrix (N, N)."""
         found = csr_array(adjacency)
         found.eliminate_zeros()
@@ -54,7 +54,7 @@ class Colourable:
         return cls(found, tuple(sides))
 
     @property
-    def work(self) -> int:
+    def entries_per_round(self) -> int:
         """Entries that a round of refinement reads."""
         return 2 * (int(self.matrix.shape[0]) + sum(len(columns) for _, columns, _ in self.sides))
 
@@ -78,20 +78,20 @@ class Colourable:
                 return colour.astype(np.int32), rounds
             count = len(names)
 
-    def has_automorphism(self, image: Array) -> bool:
+    def is_automorphism(self, image: Array) -> bool:
         """Whether a permutation (N,) is an automorphism."""
         return bool((self.matrix[image][:, image] != self.matrix).nnz == 0)
 
 
-def most_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -> tuple[int, int]:
+def maximise_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -> tuple[int, int]:
     """How many wished images (N,), -1 where there is none, an automorphism can agree with at most: the number of the
     best one that was found, and a bound, which is the same number if the search came to its end."""
-    graph = Colourable.of(adjacency)
+    graph = RefinementGraph.of(adjacency)
     best = int((wanted == np.arange(len(wanted))).sum())  # of the identity
     start, rounds = graph.refine(np.zeros((2, len(wanted)), dtype=np.int32))
     assert start is not None  # both copies are the same
     limit = _bound(start, wanted)
-    spent = rounds * graph.work
+    spent = rounds * graph.entries_per_round
     branches: list[tuple[int, Iterator[tuple[Array | None, int]]]] = [(limit, iter([(start, 0)]))]
     while branches:
         bound, children = branches[-1]
@@ -99,7 +99,7 @@ def most_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -
         if rounds < 0:
             branches.pop()
             continue
-        spent += rounds * graph.work
+        spent += rounds * graph.entries_per_round
         if spent > most_work:
             return best, limit
         if colour is None or (bound := _bound(colour, wanted)) <= best:
@@ -107,13 +107,13 @@ def most_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -
         if len(wanted) == colour.max() + 1:
             image = np.empty(len(wanted), dtype=np.int64)
             image[np.argsort(colour[0])] = np.argsort(colour[1])
-            best = bound if graph.has_automorphism(image) else best
+            best = bound if graph.is_automorphism(image) else best
         else:
             branches.append((bound, _branches(graph, colour, wanted)))
     return best, best
 
 
-def _branches(graph: Colourable, colour: Array, wanted: Array) -> Iterator[tuple[Array | None, int]]:
+def _branches(graph: RefinementGraph, colour: Array, wanted: Array) -> Iterator[tuple[Array | None, int]]:
     """Refined colours after each image of one node whose image is open, the wished one first."""
     sizes = np.bincount(colour[0])[colour[0]]
     wished = (wanted >= 0) & (colour[0] == colour[1, wanted])

@@ -34,24 +34,24 @@ from torchgw.search.anneal import (
     CoarseBasin,
     LandmarkBasins,
     LandmarkProblem,
-    coarse_basins,
+    find_coarse_basins,
     is_clear_minimum,
 )
 from torchgw.search.candidate import Candidate, is_as_low
-from torchgw.search.contest import contest
+from torchgw.search.contest import run_contest
 from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.every_point import has_cells, is_few, search_cells, search_every_point
 from torchgw.search.full_starts import (
     DISTRIBUTIONS,
     FEW_PAIRS,
-    by_distributions,
-    by_product,
-    entropy_rules,
-    from_product,
-    product_height,
+    entropic_product_energy,
+    is_entropy_dominant,
+    make_distribution_starts,
+    make_product_candidate,
+    make_proximal_starts,
 )
-from torchgw.search.rung import WeightedLevel, lift_basin, rough, spread_evenly, sum_columns
-from torchgw.search.views import GraphViews, count_entries
+from torchgw.search.rung import WeightedLevel, choose_landmark_pair, lift_to_points, lift_to_subset, loosen_tolerances
+from torchgw.search.views import SpaceGraph, count_entries
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies
@@ -80,14 +80,14 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     return found, reference
 
 
-def basins_of_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks] | None:
+def find_basins_with_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks] | None:
     """Basins between landmarks for descents without entropy of any model: the first few, of each kind the lowest before
     others, with the plans of all points that they stand for, and then the rest. None between graphs, whose basins are
     found otherwise, and between points so few that all are landmarks."""
     many = len(problem.p) * len(problem.q) > FEW_PAIRS
-    if not (many and all(map(is_metric, problem.spaces))) or _graphs_of(problem) is not None:
+    if not (many and all(map(is_metric, problem.spaces))) or _make_graphs(problem) is not None:
         return None
-    _, found, reference = _search_landmarks(problem, coarse)
+    _, found, reference = _find_landmark_candidates(problem, coarse)
     found.sort(key=lambda c: (not c.selected, not c.best_of_kind))
     near = [c for c in found if c.selected][: coarse.n_basins]
     with_plans = [replace(c, start=replace(c.start, plan=c.start.dense_plan(problem.model))) for c in near]
@@ -95,15 +95,15 @@ def basins_of_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list
 
 
 def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
-    graphs = _graphs_of(problem)
-    if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.similarity for graph in graphs)):
+    graphs = _make_graphs(problem)
+    if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.is_similarity for graph in graphs)):
         return _search_without_landmarks(problem, graphs)
     if is_few(problem) and graphs is None:
         return _search_few_points(problem, coarse)
     if not is_few(problem) and has_cells(problem) and (cells := search_cells(problem, coarse, "cells")):
-        return _search_cells(problem, coarse, cells)
+        return _merge_cell_basins(problem, coarse, cells)
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
-    landmarks, found, reference = _search_landmarks(problem, coarse)
+    landmarks, found, reference = _find_landmark_candidates(problem, coarse)
     kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
     rung = WeightedLevel.of(problem, pairs > MANY_PAIRS)
     if rung is not None:
@@ -116,10 +116,10 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
     finalists = _select_diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
-        beside.append(by_distributions)
+        beside.append(make_distribution_starts)
     alone = poor or pairs <= FEW_PAIRS or landmarks.unlikeness > POOR_COVERAGE
-    if problem.exact and alone and not entropy_rules(problem):
-        beside.append(by_product if graphs is None else partial(contest, x=graphs[0], y=graphs[1]))
+    if problem.exact and alone and not is_entropy_dominant(problem):
+        beside.append(make_proximal_starts if graphs is None else partial(run_contest, x=graphs[0], y=graphs[1]))
     rest = [c for c in found if all(c is not f for f in finalists)]
     if pairs <= MANY_PAIRS:
         finalists, beside = finalists + [c for begin in beside for c in begin(problem)], []
@@ -148,14 +148,14 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
     return ordered, reference
 
 
-def _search_landmarks(
+def _find_landmark_candidates(
     problem: StoredProblem, coarse: CoarseOptions
 ) -> tuple[LandmarkBasins, list[Candidate], Landmarks]:
     """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
     the largest distance."""
     (p, q), first = problem.masses, (_most_eccentric_point(problem, 0), _most_eccentric_point(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
-    landmarks = coarse_basins(problem.spaces, (p, q), *given)
+    landmarks = find_coarse_basins(problem.spaces, (p, q), *given)
     reference = next(iter(landmarks.kinds.values()))[0].target
     reference = replace(reference, rows=reference.rows / problem.unit**0.5)
     found = []
@@ -164,7 +164,7 @@ def _search_landmarks(
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
             near = rank == 0 or (rank < coarse.n_basins and basin.energy <= NEAR * basins[0].energy)
-            found.append(_candidate(problem, basin, name, near, rank == 0))
+            found.append(_make_candidate(problem, basin, name, near, rank == 0))
     return landmarks, _merge_same_basins(found, reference, p), reference
 
 
@@ -173,11 +173,11 @@ def _search_few_points(problem: StoredProblem, coarse: CoarseOptions) -> tuple[l
     p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
     reference = Landmarks.all_points(rows / problem.unit**0.5, q)
-    found = [*search_every_point(problem, coarse, f"landmarks: {ALL}"), *by_product(problem)]
+    found = [*search_every_point(problem, coarse, f"landmarks: {ALL}"), *make_proximal_starts(problem)]
     return _merge_same_basins(found, reference, p, problem.unit), reference
 
 
-def _search_cells(
+def _merge_cell_basins(
     problem: StoredProblem, coarse: CoarseOptions, found: list[Candidate]
 ) -> tuple[list[Candidate], Landmarks]:
     """The distinct ones of basins between cells, which bring their plans, and landmarks of the target."""
@@ -190,17 +190,21 @@ def _search_cells(
 
 
 def _search_without_landmarks(
-    problem: StoredProblem, graphs: tuple[GraphViews, GraphViews] | None
+    problem: StoredProblem, graphs: tuple[SpaceGraph, SpaceGraph] | None
 ) -> tuple[list[Candidate], Landmarks]:
     """What comes of a contest between views; where there is none, starts on all points alone, and one landmark that is
     equally far from all, by which matchings differ by the mass that they match otherwise."""
     q = problem.masses[1]
     if graphs is not None:
         reference = Landmarks.all_points(graphs[1].hops, q)
-        return _compare_on_all_points(problem, contest(problem, *graphs), problem.epsilon, reference), reference
+        return _compare_on_all_points(problem, run_contest(problem, *graphs), problem.epsilon, reference), reference
     none = torch.zeros(1, dtype=torch.int64, device=q.device)
     apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
-    found = by_product(problem) if problem.exact and not entropy_rules(problem) else [from_product(problem)]
+    found = (
+        make_proximal_starts(problem)
+        if problem.exact and not is_entropy_dominant(problem)
+        else [make_product_candidate(problem)]
+    )
     return _compare_on_all_points(problem, found, problem.epsilon, apart), apart
 
 
@@ -212,7 +216,7 @@ def _compare_on_all_points(
     before: Sequence[Candidate] = (),
 ) -> list[Candidate]:
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
-    ends = [_refine_candidate(problem, candidate, epsilon) for candidate in candidates]
+    ends = [_evaluate_candidate(problem, candidate, epsilon) for candidate in candidates]
     read = iter(to_host(*(entropy for _, entropy in ends if entropy is not None)))
     compared = [end if entropy is None else replace(end, entropy=float(next(read))) for end, entropy in ends]
     return _merge_same_basins(
@@ -220,7 +224,7 @@ def _compare_on_all_points(
     )
 
 
-def _graphs_of(problem: StoredProblem) -> tuple[GraphViews, GraphViews] | None:
+def _make_graphs(problem: StoredProblem) -> tuple[SpaceGraph, SpaceGraph] | None:
     """Both spaces as graphs, where they are graphs, few enough to compete on, and gradients exact."""
     pairs = problem.source.size * problem.target.size
     stored = all(space.factors() is None and space.stored for space in problem.spaces)
@@ -228,13 +232,13 @@ def _graphs_of(problem: StoredProblem) -> tuple[GraphViews, GraphViews] | None:
     few = all(not multiplies(space) or space.size**2 <= MOST_BESIDE_PLAN * pairs for space in problem.spaces)
     if not (problem.exact and stored and few and pairs <= MOST_CONTEST_PAIRS):
         return None
-    x, y = (GraphViews.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
-    height = product_height(problem)
+    x, y = (SpaceGraph.of(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    height = entropic_product_energy(problem)
     known = to_host(*count_entries(x.D), *count_entries(y.D), *([] if height is None else [height]))
-    if height is not None and entropy_rules(problem, known[4]):
+    if height is not None and is_entropy_dominant(problem, known[4]):
         return None
-    x, y = replace(x, counted=(known[0], known[1])), replace(y, counted=(known[2], known[3]))
-    return (x, y) if (x.sparse and y.sparse) or not all(map(is_metric, problem.spaces)) else None
+    x, y = replace(x, entry_counts=(known[0], known[1])), replace(y, entry_counts=(known[2], known[3]))
+    return (x, y) if (x.is_sparse and y.is_sparse) or not all(map(is_metric, problem.spaces)) else None
 
 
 def list_basins(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
@@ -247,7 +251,7 @@ def list_basins(problem: StoredProblem, candidates: list[Candidate], reference: 
     for basin, (_, ended) in zip(others, found[1:], strict=True):
         comparable = problem.has_no_entropy and first.is_local_optimum and ended
         if _is_same_basin(basin.difference, best.energy, basin.energy, problem.unit if comparable else None):
-            best = replace(best, count=best.count + basin.count, origin=_origin([best, basin]))
+            best = replace(best, count=best.count + basin.count, origin=_find_origin([best, basin]))
         else:
             apart.append(basin)
     return (best, *apart)
@@ -290,8 +294,8 @@ def _most_eccentric_point(problem: StoredProblem, side: int) -> Tensor | None:
     return (gradient.a, gradient.b)[side].argmax()
 
 
-def _candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
-    start, matching = lift_basin(problem, basin)
+def _make_candidate(problem: StoredProblem, basin: CoarseBasin, name: str, near: bool, leading: bool) -> Candidate:
+    start, matching = lift_to_points(problem, basin)
     return Candidate(
         start, matching, basin.energy, basin.count, "landmarks", near, leading, basin, f"landmarks: {name}"
     )
@@ -302,15 +306,19 @@ def _cross_landmark_basins(problem: StoredProblem, coarse: CoarseOptions, basins
     count = min(CROSSED_LANDMARKS, min(len(mass) for mass in problem.masses) // CROSSED_PAYS)
     if count <= coarse.n_landmarks or len(basins) < 2:
         return []
-    x, y = spread_evenly(problem, count)
+    x, y = choose_landmark_pair(problem, count)
     between, at = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), (x.index, y.index)
-    starts = [sum_columns(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins]
+    starts = [
+        lift_to_subset(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins
+    ]
     plans = torch.stack([start.coupling().to_dense() for start in starts])
     found = cross_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.detach())
-    return [_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
+    return [_make_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
 
 
-def _refine_candidate(problem: StoredProblem, candidate: Candidate, epsilon: float) -> tuple[Candidate, Tensor | None]:
+def _evaluate_candidate(
+    problem: StoredProblem, candidate: Candidate, epsilon: float
+) -> tuple[Candidate, Tensor | None]:
     """The candidate after a few iterations on all points at ``epsilon``, or its estimated energy there, and what the
     entropy of its plan adds to that () where it is minimised.
 
@@ -323,10 +331,10 @@ def _refine_candidate(problem: StoredProblem, candidate: Candidate, epsilon: flo
             if problem.model.has_hard_marginals
             else candidate.start
         )
-        return replace(candidate, start=start, energy=sampled_energy(problem, start.coupling()), level="full"), None
+        return replace(candidate, start=start, energy=estimate_energy(problem, start.coupling()), level="full"), None
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
     steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
-    done = run_fixed_point(rough(problem) if many else problem, candidate.start, epsilon, steps)
+    done = run_fixed_point(loosen_tolerances(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.warm_start is not None
     entropy = None if problem.has_no_entropy else problem.model.entropy_term(done.plan, epsilon)
@@ -336,7 +344,7 @@ def _refine_candidate(problem: StoredProblem, candidate: Candidate, epsilon: flo
     ), entropy
 
 
-def sampled_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
+def estimate_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
     if model.is_standard:
@@ -352,20 +360,20 @@ def _matching_distances(reference: Landmarks, some: Tensor, others: Tensor, mass
     return reference.distances_between(some, others) @ mass / mass.sum()
 
 
-def _matchings(candidates: list[Candidate]) -> Tensor:
+def _stack_matchings(candidates: list[Candidate]) -> Tensor:
     return torch.stack([each.matching for each in candidates])
 
 
-def _distances(
+def _make_distance_function(
     candidates: list[Candidate], reference: Landmarks, mass: Tensor
 ) -> Callable[[Candidate, list[Candidate]], list[float]]:
     """How far the matchings of others of these are from that of one. From a GPU all distances come at once, whichever
     are asked for."""
     if not (mass.is_cuda and len(candidates) > 1):
         return lambda one, others: (
-            _matching_distances(reference, one.matching, _matchings(others), mass).tolist() if others else []
+            _matching_distances(reference, one.matching, _stack_matchings(others), mass).tolist() if others else []
         )
-    every = _matchings(candidates)
+    every = _stack_matchings(candidates)
     blocks = torch.split(every[:, None], max(1, TOGETHER // every.numel()))
     (table,) = to_host(torch.cat([_matching_distances(reference, some, every, mass) for some in blocks]))
     place = {id(each): at for at, each in enumerate(candidates)}
@@ -376,7 +384,7 @@ def _select_diverse(candidates: list[Candidate], most: int, reference: Landmarks
     """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
     level say less about which basins to compare than how different they are."""
     taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
-    far = _distances(candidates, reference, mass)
+    far = _make_distance_function(candidates, reference, mass)
     while rest and len(taken) < most:
         gaps = [min(pair) for pair in zip(gaps, far(taken[-1], rest), strict=True)]
         furthest = gaps.index(max(gaps))
@@ -392,7 +400,7 @@ def _merge_same_basins(
     kept: list[Candidate] = []
     sound = [c for c in candidates if c.energy < math.inf] or candidates[:1]
     rest = sorted(sound, key=lambda c: (not c.selected, c.energy + c.entropy))
-    far = _distances(rest, reference, mass)
+    far = _make_distance_function(rest, reference, mass)
     while rest:
         first, others = rest[0], rest[1:]
         group, rest = [first], []
@@ -402,7 +410,7 @@ def _merge_same_basins(
             replace(
                 first,
                 count=sum(c.count for c in group),
-                origin=_origin(group),
+                origin=_find_origin(group),
                 best_of_kind=any(c.best_of_kind for c in group),
                 rejected=tuple(end for c in group for end in c.rejected),
             )
@@ -410,7 +418,7 @@ def _merge_same_basins(
     return kept
 
 
-def _origin(group: Sequence[Candidate | Basin]) -> str:
+def _find_origin(group: Sequence[Candidate | Basin]) -> str:
     """What the first of these came from to which a start led; of the first where none did."""
     return next((each.origin for each in group if each.count), group[0].origin)
 

@@ -64,7 +64,7 @@ class ControlledSpace:
     def coarsen(self, cells: Cells, matrix: bool) -> CellSpace:
         """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
         F, signs, _ = self.control
-        means, centres = _middles(cells, F, self.mass, self.ranks)
+        means, centres = _means_and_centres(cells, F, self.mass, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
@@ -75,7 +75,7 @@ class ControlledSpace:
 
 
 @as_cuda_graph()
-def _middles(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def _means_and_centres(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """The mean (n, r) of the factors of each cell, and the point (n,) nearest to it."""
     means = cells.means(F, mass, ranks)
     return means, cells.nearest(F, means, ranks)

@@ -39,9 +39,9 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import Candidate, is_as_low
-from torchgw.search.crossing import CROSSED, Entrant, energy_of, improve_by_offspring
+from torchgw.search.crossing import CROSSED, Entrant, energy_or_inf, improve_by_offspring
 from torchgw.search.full_starts import PRODUCT
-from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, GraphViews, plan_of
+from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, SpaceGraph, plan_from_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest_permutation, plan_of_order
 from torchgw.solvers.chains import improve_by_chains
@@ -94,24 +94,24 @@ SPARSE_EFFORT, LEAST_EFFORT = (
 )  # beyond, where products skip zeros, and where not
 
 
-Energies: TypeAlias = Callable[[Tensor], Tensor]
+EnergyFunction: TypeAlias = Callable[[Tensor], Tensor]
 """The objective (B,) of plans (B, N, K) without its entropy."""
 
 
-def contest(problem: StoredProblem, x: GraphViews, y: GraphViews) -> list[Candidate]:
+def run_contest(problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> list[Candidate]:
     """The distinct ends of all plans, the lowest first, at most four; the first knows of the others that views led to.
 
     Starts are the views: what is made of their ends is none.
     """
-    directed = not (x.symmetric and y.symmetric)
-    x, y = replace(x, directed=directed), replace(y, directed=directed)
+    directed = not (x.is_symmetric and y.is_symmetric)
+    x, y = replace(x, has_directions=directed), replace(y, has_directions=directed)
     with threads_for(len(x.mass) * len(y.mass)):
         field = _Contest.of(problem, x, y)
-        entrants = field.improve(field.ends(field.first_plans()))
+        entrants = field.improve(field.run_halving(field.make_first_plans()))
     ended, groups = field.assignment is not None, _group_entrants(entrants, problem.unit)
     level = "full" if problem.has_no_entropy and ended else "contest"
-    passed = tuple(_rejected_basin(problem, group, level) for group in groups[LISTED:] if _starts(group))
-    first, *others = [_candidate(problem, group, ended) for group in groups[:LISTED]]
+    passed = tuple(_rejected_basin(problem, group, level) for group in groups[LISTED:] if _count_views(group))
+    first, *others = [_make_candidate(problem, group, ended) for group in groups[:LISTED]]
     return [replace(first, rejected=passed), *others]
 
 
@@ -127,18 +127,18 @@ class _Contest:
     """
 
     problem: StoredProblem
-    x: GraphViews
-    y: GraphViews
+    x: SpaceGraph
+    y: SpaceGraph
     unit: float
     assignment: AssignmentProblem | None
     score: BatchScore
-    energies: Energies
+    energies: EnergyFunction
 
     @classmethod
-    def of(cls, problem: StoredProblem, x: GraphViews, y: GraphViews) -> _Contest:
+    def of(cls, problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> _Contest:
         p, q, gradient = x.mass, y.mass, problem.gradient
-        unit, assignment = float(product_energy(gradient, p, q)), _assignment(problem, x, y)
-        symmetric = not x.directed
+        unit, assignment = float(product_energy(gradient, p, q)), _make_assignment(problem, x, y)
+        symmetric = not x.has_directions
 
         def energies(plans: Tensor) -> Tensor:
             found = []
@@ -169,79 +169,79 @@ class _Contest:
         return self.x.mass[:, None] * self.y.mass
 
     @property
-    def sparse(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether both graphs have few edges."""
         return all(int((side.contrast != 0).sum()) <= SPARSE * side.D.numel() for side in (self.x, self.y))
 
     @property
-    def branching(self) -> bool:
+    def is_tree_like(self) -> bool:
         """Whether both are close to trees, without hubs."""
         degrees = ((side.weights > 0).sum(1) for side in (self.x, self.y))
         return all(float(each.to(torch.float64).square().mean()) <= BRANCHING for each in degrees)
 
     @property
-    def few(self) -> bool:
+    def has_few_pairs(self) -> bool:
         return len(self.x.mass) * len(self.y.mass) <= FEW_PAIRS
 
-    def first_plans(self) -> dict[str, Tensor]:
+    def make_first_plans(self) -> dict[str, Tensor]:
         """The plan of each view that is worth its time."""
-        costly = frozenset() if self.few else COSTLY
+        costly = frozenset() if self.has_few_pairs else COSTLY
         watch = self.problem.watch.detach()
         found = {name: view(self.x, self.y, watch) for name, view in VIEWS.items() if name not in costly}
         if self.problem.model.cost is not None:
-            found[COST] = self.by_cost(self.problem.model.cost)
+            found[COST] = self.match_by_cost(self.problem.model.cost)
         return {name: plan for name, plan in found.items() if plan is not None}
 
-    def by_cost(self, cost: FactoredCost) -> Tensor | None:
+    def match_by_cost(self, cost: FactoredCost) -> Tensor | None:
         """The plan (N, K) of the linear cost alone, blurred; None where it is the same for all matches."""
         given = cost.rows(slice(None))
         relative = (given - given.min()).to(self.product)
         mean = float((relative * self.product).sum())
-        return plan_of(relative / mean, self.x.mass, self.y.mass) if mean > 0 else None
+        return plan_from_cost(relative / mean, self.x.mass, self.y.mass) if mean > 0 else None
 
-    def ends(self, plans: dict[str, Tensor]) -> list[Entrant]:
+    def run_halving(self, plans: dict[str, Tensor]) -> list[Entrant]:
         """Where proximal steps take them, the better half of them after each round where points are many, and while
         these differ, what comes of the plans themselves; of a few points also of all permutations."""
         alive = {name: self.mix_with_product(plan) for name, plan in plans.items()}
         epsilons, ends = epsilon_levels(self.unit), list(itertools.accumulate(ROUND))
         for first, last in zip((0, *ends), ends, strict=False):
-            alive = dict(zip(alive, self.proximal_ends(list(alive.values()), epsilons[first:last]), strict=True))
-            if not self.few and last < STEPS:
-                alive = self.better_half(alive)
+            alive = dict(zip(alive, self.step_exponents(list(alive.values()), epsilons[first:last]), strict=True))
+            if not self.has_few_pairs and last < STEPS:
+                alive = self.keep_better_half(alive)
         named = [(name, flush_small(exponent.exp2())) for name, exponent in alive.items()]
         if self.assignment is None:
-            return self.find_ends(named)
-        found = self.find_ends([*named, (PRODUCT, self.product)])
+            return self.finish_plans(named)
+        found = self.finish_plans([*named, (PRODUCT, self.product)])
         if len(self.product) <= MOST_TRIED:
-            found += self.find_ends([(EVERY, plan_of_order(self.assignment.best_order()))])
-        if self.has_decision(found) or self.product.numel() > DIRECT_PAIRS:
+            found += self.finish_plans([(EVERY, plan_of_order(self.assignment.best_order()))])
+        if self.has_agreement(found) or self.product.numel() > DIRECT_PAIRS:
             return found
-        return found + self.find_ends([(name, plan) for name, plan in plans.items() if name != PRODUCT])
+        return found + self.finish_plans([(name, plan) for name, plan in plans.items() if name != PRODUCT])
 
-    def has_decision(self, entrants: list[Entrant]) -> bool:
+    def has_agreement(self, entrants: list[Entrant]) -> bool:
         """Whether so many ends are the lowest that it is the right one: of many points, from views of two kinds."""
-        lowest = _lowest(entrants)
+        lowest = _select_lowest(entrants)
         kinds = {entrant.origin.rstrip(NUMBER) for entrant in lowest}
-        return len(lowest) >= AGREEING if self.few else len(kinds) >= 2
+        return len(lowest) >= AGREEING if self.has_few_pairs else len(kinds) >= 2
 
-    def proximal_ends(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
+    def step_exponents(self, exponents: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Proximal steps on all plans at once, or where points are many one by one."""
         watch, masses = self.problem.watch.detach(), (self.x.mass, self.y.mass)
-        batches = [exponents] if self.few else [[each] for each in exponents]
+        batches = [exponents] if self.has_few_pairs else [[each] for each in exponents]
         return [
             each
             for batch in batches
             for each in proximal_steps(self.score, torch.stack(batch), *masses, epsilons, watch)
         ]
 
-    def better_half(self, alive: dict[str, Tensor]) -> dict[str, Tensor]:
+    def keep_better_half(self, alive: dict[str, Tensor]) -> dict[str, Tensor]:
         """The lower half by energy, and the product plan's in any case."""
         found = to_host(*(self.energies(flush_small(exponent.exp2())[None]) for exponent in alive.values()))
         energies = dict(zip(alive, map(float, found), strict=True))
         kept = sorted(alive, key=energies.__getitem__)[: math.ceil(len(alive) / 2)]
         return {name: exponent for name, exponent in alive.items() if name in kept or name == PRODUCT}
 
-    def find_ends(self, plans: list[tuple[str, Tensor]]) -> list[Entrant]:
+    def finish_plans(self, plans: list[tuple[str, Tensor]]) -> list[Entrant]:
         """What comes of plans (N, K), by their origins, on the marginals, made sharp where that is an assignment."""
         names = [name for name, _ in plans]
         if self.assignment is not None:
@@ -259,32 +259,32 @@ class _Contest:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
         pairs, which keep what both agree on, plans that are blurred again where they cost most, and branches that are
         exchanged."""
-        settled = self.has_decision(entrants)
-        if settled and not self.few:
-            return sorted(entrants, key=energy_of)
+        settled = self.has_agreement(entrants)
+        if settled and not self.has_few_pairs:
+            return sorted(entrants, key=energy_or_inf)
         pairs = self.product.numel()
-        last = SPARSE_EFFORT if self.sparse else LEAST_EFFORT
+        last = SPARSE_EFFORT if self.is_sparse else LEAST_EFFORT
         effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
         epsilons = epsilon_levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
         exchanged = set[Entrant]()
 
         def make_offspring(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
-            means = [self._on_device((one.plan + other.plan) / 2) for one, other in fresh]
+            means = [self._to_device((one.plan + other.plan) / 2) for one, other in fresh]
             blurred = [
-                self.blur_costly_rows(self._on_device(lowest[each // 2 % len(lowest)].plan))
+                self.blur_costly_rows(self._to_device(lowest[each // 2 % len(lowest)].plan))
                 for each in range(effort.blurred)
             ]
             if self.problem.watch.should_skip():
                 return []
             if self.assignment is None:
-                means = self.take_steps(means, epsilons)
-            found = self.find_ends([(CROSSED, plan) for plan in means])
-            if self.assignment is not None and self.branching:
-                found += self.find_ends(
+                means = self.step_plans(means, epsilons)
+            found = self.finish_plans([(CROSSED, plan) for plan in means])
+            if self.assignment is not None and self.is_tree_like:
+                found += self.finish_plans(
                     [(CHAINED, self.exchange_branches(one.plan)) for one in lowest if one not in exchanged]
                 )
                 exchanged.update(lowest)
-            return found + self.find_ends([(BLURRED, plan) for plan in self.take_steps(blurred, epsilons)])
+            return found + self.finish_plans([(BLURRED, plan) for plan in self.step_plans(blurred, epsilons)])
 
         return improve_by_offspring(
             entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, make_offspring
@@ -294,11 +294,11 @@ class _Contest:
         """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
         assert self.assignment is not None
         return plan_of_order(
-            improve_by_chains(*self.contrasts, nearest_permutation(plan), self.problem.watch.should_skip)
+            improve_by_chains(*self.host_contrasts, nearest_permutation(plan), self.problem.watch.should_skip)
         )
 
     @cached_property
-    def contrasts(self) -> tuple[Array, Array]:
+    def host_contrasts(self) -> tuple[Array, Array]:
         """Of both graphs, on the host."""
         x, y = to_host(self.x.contrast.double(), self.y.contrast.double())
         return x.numpy(), y.numpy()
@@ -308,9 +308,9 @@ class _Contest:
         """Which points of X have edges between them (N, N), on the host."""
         return to_host(self.x.weights != 0)[0]
 
-    def take_steps(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
+    def step_plans(self, plans: list[Tensor], epsilons: list[float]) -> list[Tensor]:
         """Where steps from plans end."""
-        exponents = self.proximal_ends([self.mix_with_product(plan) for plan in plans], epsilons) if plans else []
+        exponents = self.step_exponents([self.mix_with_product(plan) for plan in plans], epsilons) if plans else []
         return [flush_small(each.exp2()) for each in exponents]
 
     def mix_with_product(self, plan: Tensor) -> Tensor:
@@ -338,23 +338,23 @@ class _Contest:
         row = torch.where(free, p, 0.0)
         return torch.where(free[:, None], (row / row.sum())[:, None] * plan[at].sum(0), plan)
 
-    def _on_device(self, plan: Tensor) -> Tensor:
+    def _to_device(self, plan: Tensor) -> Tensor:
         """A plan of the host (N, K) where the problem is, in its precision."""
         return to_device(plan.to(self.product.dtype), self.product.device)
 
 
-def _assignment(problem: StoredProblem, x: GraphViews, y: GraphViews) -> AssignmentProblem | None:
+def _make_assignment(problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> AssignmentProblem | None:
     """The problem between equal masses, where it is one."""
     p, q = x.mass, y.mass
     equal = len(p) == len(q) and float(p.max()) == float(p.min()) and float(q.max()) == float(q.min())
     if not (equal and problem.model.is_standard):
         return None
-    return AssignmentProblem.of(x.D, y.D, not x.directed)
+    return AssignmentProblem.of(x.D, y.D, not x.has_directions)
 
 
-def _lowest(entrants: list[Entrant]) -> list[Entrant]:
+def _select_lowest(entrants: list[Entrant]) -> list[Entrant]:
     """Those that have the lowest energy."""
-    lowest = min(map(energy_of, entrants))
+    lowest = min(map(energy_or_inf, entrants))
     return [entrant for entrant in entrants if entrant.energy <= (1 + SAME_ENERGY) * lowest]
 
 
@@ -362,7 +362,7 @@ def _group_entrants(entrants: list[Entrant], unit: float) -> list[list[Entrant]]
     """Those that agree in their energies, and in their plans up to an L1 distance of half the mass; the lowest first,
     in groups and between them."""
     groups: list[list[Entrant]] = []
-    for entrant in sorted(entrants, key=energy_of):
+    for entrant in sorted(entrants, key=energy_or_inf):
         same = (
             group
             for group in groups
@@ -377,12 +377,12 @@ def _group_entrants(entrants: list[Entrant], unit: float) -> list[list[Entrant]]
     return groups
 
 
-def _starts(group: list[Entrant]) -> int:
+def _count_views(group: list[Entrant]) -> int:
     """How many views led to these ends, each by itself or by steps from it."""
     return len({entrant.origin for entrant in group} - MADE)
 
 
-def _origin(group: list[Entrant]) -> str:
+def _find_origin(group: list[Entrant]) -> str:
     """What the lowest of these ends came from, or where views led to them as well, of those."""
     return next((entrant.origin for entrant in group if entrant.origin not in MADE), group[0].origin)
 
@@ -392,18 +392,18 @@ def _rejected_basin(problem: StoredProblem, group: list[Entrant], level: str) ->
     matching = to_device(group[0].plan.argmax(1), problem.p.device)
     return Basin(
         energy=group[0].energy,
-        count=_starts(group),
+        count=_count_views(group),
         level=level,
         difference=math.nan,
-        origin=_origin(group),
+        origin=_find_origin(group),
         matching=matching,
         shift=torch.full_like(matching, math.nan, dtype=torch.float64),
     )
 
 
-def _candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Candidate:
+def _make_candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -> Candidate:
     """The lowest plan of a group as a place to begin."""
-    (p, q), count, origin = problem.masses, _starts(group), _origin(group)
+    (p, q), count, origin = problem.masses, _count_views(group), _find_origin(group)
     plan = to_device(group[0].plan.to(p.dtype), p.device)
     start = WarmStart(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.has_no_entropy else start

@@ -30,7 +30,7 @@ from torchgw.search.anneal import (
     CoarseBasin,
     CoolingState,
     LandmarkProblem,
-    annealed_batch,
+    anneal_batch,
     batch_without_potentials,
     cool_basins,
 )
@@ -58,7 +58,7 @@ class Entrant:
 
 
 @dataclass(frozen=True, eq=False)
-class Annealed(Entrant):
+class AnnealedEntrant(Entrant):
     """A plan between landmarks, rounded, with what it was annealed to.
 
     f, g : base-2 potentials (N,), (K,).
@@ -71,7 +71,7 @@ class Annealed(Entrant):
 EntrantT = TypeVar("EntrantT", bound=Entrant)
 
 
-def energy_of(entrant: Entrant) -> float:
+def energy_or_inf(entrant: Entrant) -> float:
     """Its energy; infinite where that is no number."""
     return entrant.energy if entrant.energy == entrant.energy else math.inf
 
@@ -94,15 +94,15 @@ def improve_by_offspring(
     apart : L1 distance above which two plans are distinct.
     born : ends of pairs that were not tried before, and of whatever else is made of the parents; none ends the search.
     """
-    pool, tried, waited = sorted(pool, key=energy_of), set[frozenset[EntrantT]](), 0
+    pool, tried, waited = sorted(pool, key=energy_or_inf), set[frozenset[EntrantT]](), 0
     for _ in range(rounds):
-        lowest = _distinct(pool, parents, apart)
+        lowest = _select_distinct(pool, parents, apart)
         fresh = [pair for pair in itertools.combinations(lowest, 2) if frozenset(pair) not in tried]
         tried |= {frozenset(pair) for pair in fresh}
         found = born(fresh, lowest)
         if not found:
             break
-        pool, best = sorted((*pool, *found), key=energy_of), pool[0].energy
+        pool, best = sorted((*pool, *found), key=energy_or_inf), pool[0].energy
         waited = 0 if pool[0].energy < (1 - fall) * best else waited + 1
         if waited == stale:
             break
@@ -114,27 +114,36 @@ def cross_basins(
 ) -> list[CoarseBasin]:
     """The distinct optima that crossing leads to from plans (B, L, L') between landmarks, lowest energy first, at most
     ``n_kept``. The plans are written over. No start led to any of these optima, so their counts are zero."""
-    unit, mass = problem.unit, problem.x.mass
+    unit, mass = problem.temperature_unit, problem.x.mass
     levels = [max(interpolate_epsilon(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
     together = max(MOST_ENTRIES // plans[0].numel(), 1)
 
-    def ends(plans: Tensor, levels: list[float]) -> list[Annealed]:
-        found: list[Annealed] = []
+    def anneal_to_entrants(plans: Tensor, levels: list[float]) -> list[AnnealedEntrant]:
+        found: list[AnnealedEntrant] = []
         for part in torch.split(plans, together):
-            batch, energies = _ends(
-                problem.without_cache, part, to_device(torch.tensor(levels, dtype=mass.dtype), mass.device)
+            batch, energies = _anneal_to_ends(
+                problem.without_rows, part, to_device(torch.tensor(levels, dtype=mass.dtype), mass.device)
             )
-            found += map(Annealed, itertools.repeat(CROSSED), batch.plan, energies.tolist(), batch.f, batch.g)
+            found += map(AnnealedEntrant, itertools.repeat(CROSSED), batch.plan, energies.tolist(), batch.f, batch.g)
         return found
 
-    def make_offspring(fresh: list[tuple[Annealed, Annealed]], lowest: list[Annealed]) -> list[Annealed]:
+    def make_offspring(
+        fresh: list[tuple[AnnealedEntrant, AnnealedEntrant]], lowest: list[AnnealedEntrant]
+    ) -> list[AnnealedEntrant]:
         cut = not fresh or watch.should_skip()
-        return [] if cut else ends(torch.stack([(one.plan + other.plan) / 2 for one, other in fresh]), levels)
+        return (
+            []
+            if cut
+            else anneal_to_entrants(torch.stack([(one.plan + other.plan) / 2 for one, other in fresh]), levels)
+        )
 
     # Plans that were lifted are too blurred to be warmed at once: their gradients would not hold them.
-    first, apart = ends(problem.feasible(plans), [*levels[-1:] * SETTLING, *levels]), SAME_PLAN * float(mass.sum())
+    first, apart = (
+        anneal_to_entrants(problem.round_plans(plans), [*levels[-1:] * SETTLING, *levels]),
+        SAME_PLAN * float(mass.sum()),
+    )
     pool = improve_by_offspring(first, PARENTS, ROUNDS, STALE, FALL, apart, make_offspring)
-    best = _distinct(pool, n_kept, apart)
+    best = _select_distinct(pool, n_kept, apart)
     plans, f, g = (torch.stack(parts) for parts in zip(*((each.plan, each.f, each.g) for each in best), strict=True))
     batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
     last = max(epsilon, COLDEST * unit)
@@ -143,19 +152,19 @@ def cross_basins(
 
 
 @as_cuda_graph()
-def _ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
+def _anneal_to_ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
     """What plans (B, L, L') become at temperatures (m,) in turn, in the end rounded, and their energies (B,)."""
     batch = batch_without_potentials(problem, plans, 1.0)
     for level in levels:
-        batch = annealed_batch(problem, batch, level.expand_as(batch.epsilon), *STEPS)
-    batch = replace(batch, plan=problem.feasible(batch.plan))
+        batch = anneal_batch(problem, batch, level.expand_as(batch.epsilon), *STEPS)
+    batch = replace(batch, plan=problem.round_plans(batch.plan))
     return batch, problem.energies(batch.plan)
 
 
-def _distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[EntrantT]:
+def _select_distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[EntrantT]:
     """At most so many of the first, whose plans differ."""
     found: list[int] = []
-    far = _distances(pool)
+    far = _make_distance_function(pool)
     for place in range(len(pool)):
         if all(far(place, other) > apart for other in found):
             found.append(place)
@@ -164,7 +173,7 @@ def _distinct(pool: Sequence[EntrantT], most: int, apart: float) -> list[Entrant
     return [pool[place] for place in found]
 
 
-def _distances(pool: Sequence[Entrant]) -> Callable[[int, int], float]:
+def _make_distance_function(pool: Sequence[Entrant]) -> Callable[[int, int], float]:
     """L1 distances between the plans of two places. From a GPU all come at once, whichever are asked for."""
     if not (len(pool) > 1 and pool[0].plan.is_cuda):
         return lambda one, other: float((pool[one].plan - pool[other].plan).abs().sum())

@@ -28,12 +28,19 @@ from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkProblem, basins_of, is_clear_minimum, landmark_basins
+from torchgw.search.anneal import (
+    NEAR,
+    CoarseBasin,
+    LandmarkProblem,
+    find_landmark_basins,
+    group_into_basins,
+    is_clear_minimum,
+)
 from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift
-from torchgw.search.rung import lift_basin
+from torchgw.search.rung import lift_to_points
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem
@@ -78,14 +85,14 @@ def is_few(problem: StoredProblem) -> bool:
 
 def search_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in, with their plans, the lowest first."""
-    x, y = (_landmarks(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    x, y = (_make_landmarks(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
     between = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend)
     most = PAIRS_AT_ONCE // (len(x.mass) * len(y.mass))
     count = min(max(coarse.n_starts // 2, most), STARTS_OF_FEW * coarse.n_starts)
-    basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
+    basins = find_landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
-    return [_candidate(problem, basin, origin) for basin in basins]
+    return [_make_candidate(problem, basin, origin) for basin in basins]
 
 
 @dataclass(frozen=True)
@@ -101,30 +108,30 @@ class CellPair:
     y: Landmarks
     in_x: Cells
     in_y: Cells
-    within: tuple[float, float]
+    variance_within: tuple[float, float]
 
     @classmethod
     def of(cls, problem: StoredProblem, count: int) -> CellPair:
         """About ``count`` of each space."""
         sides = list(zip(problem.spaces, problem.masses, strict=True))
-        (x, in_x), (y, in_y) = (cells_of(space, mass, count, problem.generator) for space, mass in sides)
+        (x, in_x), (y, in_y) = (make_cells(space, mass, count, problem.generator) for space, mass in sides)
         first, second = (
             _variance_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True)
         )
         return cls(x, y, in_x, in_y, (first, second))
 
     @property
-    def lose_too_much(self) -> bool:
+    def is_too_coarse(self) -> bool:
         """Whether cells lose so much of the variance of distances that they say little of the points."""
-        losses = zip(self.within, (self.x, self.y), strict=True)
-        return any(lost > MOST_LOST * (lost + _variance(side)) for lost, side in losses)
+        losses = zip(self.variance_within, (self.x, self.y), strict=True)
+        return any(lost > MOST_LOST * (lost + _variance_between(side)) for lost, side in losses)
 
-    def spread_plan(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    def lift_plan(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """The plan of all points (N, K), of masses p and q, that is as dense everywhere as one between cells."""
         density = plan / (plan.sum(1, keepdim=True) * plan.sum(0))
         return density[self.in_x.label][:, self.in_y.label].mul_(p[:, None]).mul_(q)
 
-    def gather_plan(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    def coarsen_plan(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The plan between cells, of mass one, and its column potentials, both float64, of one of all points (N, K)."""
         rows = plan.new_zeros(self.in_x.count, len(q), dtype=torch.float64)
         add_by_label(rows, self.in_x.label, plan.double())
@@ -143,12 +150,12 @@ def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> 
     """The distinct optima that starts end in between cells, as plans of all points, the lowest first; none where cells
     say little of the points. Where points are many, those to go on from are near."""
     cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.detach()
-    if cells.lose_too_much:
+    if cells.is_too_coarse:
         return []
     between = LandmarkProblem.of(cells.x, cells.y, problem.model, problem.kernels.backend)
     count = coarse.n_starts // 2
     with threads_for(count * cells.in_x.count * cells.in_y.count):
-        basins = landmark_basins(between, 0.0, count, KEPT, problem.generator)
+        basins = find_landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
     if len(basins) > 1 and not is_clear_minimum([basin.energy for basin in basins], DOUBT):
@@ -158,12 +165,12 @@ def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> 
     product, nowhere = between.product.double(), q.new_zeros(cells.in_y.count, dtype=torch.float64)
     end = cells.descend(product, nowhere, STEPS, watch)
     basins += [replace(basins[0], plan=end.plan.to(basins[0].plan), energy=end.value, count=1)]
-    basins, lost, found = _distinct(basins), sum(cells.within), list[Candidate]()
+    basins, lost, found = _merge_same_basins(basins), sum(cells.variance_within), list[Candidate]()
     for basin in basins:
         (start, matching), energy = lift(basin, problem.model, None), max(basin.energy + lost, 0.0)
         came = origin if basin.count else CROSSED
         found.append(Candidate(start, matching, energy, basin.count, "full", True, origin=came, has_annealed_plan=True))
-    spread = (cells.spread_plan(basin.plan, p, q) for basin in basins)
+    spread = (cells.lift_plan(basin.plan, p, q) for basin in basins)
     if len(p) * len(q) > COMPARED_PAIRS:
         return _compare_between_finer_cells(problem, found, spread)
     return [_with_plan(candidate, plan) for candidate, plan in zip(found[:RACED], spread, strict=False)]
@@ -179,14 +186,14 @@ def _compare_between_finer_cells(
     for candidate, plan in zip(candidates, plans, strict=True):
         if candidate.energy <= NEAR * candidates[0].energy and not (ends and watch.should_skip()):
             dual = candidate.start.column_dual(q)
-            end = cells.descend(*cells.gather_plan(plan, dual, q), FINER_STEPS, watch)
+            end = cells.descend(*cells.coarsen_plan(plan, dual, q), FINER_STEPS, watch)
             ends.append((end.value, end.plan.to(p), candidate))
     ends.sort(key=lambda end: end[0])
-    lost, found = sum(cells.within), list[Candidate]()
+    lost, found = sum(cells.variance_within), list[Candidate]()
     for place, (value, plan, candidate) in enumerate(ends):
         near = place < MOST_NEAR and value <= AS_LOW * ends[0][0]
         candidate = replace(candidate, energy=max(value + lost, 0.0), selected=near)
-        found.append(_with_plan(candidate, cells.spread_plan(plan, p, q)) if near else candidate)
+        found.append(_with_plan(candidate, cells.lift_plan(plan, p, q)) if near else candidate)
     return [*found, *(replace(candidate, selected=False) for candidate in candidates[len(found) :])]
 
 
@@ -195,14 +202,16 @@ def _with_plan(candidate: Candidate, plan: Tensor) -> Candidate:
     return replace(candidate, start=replace(candidate.start, plan=plan))
 
 
-def _distinct(basins: list[CoarseBasin]) -> list[CoarseBasin]:
+def _merge_same_basins(basins: list[CoarseBasin]) -> list[CoarseBasin]:
     """Those whose plans are apart, the lowest first; counts of those merged are added."""
     energies = basins[0].plan.new_tensor([basin.energy for basin in basins])
-    groups = basins_of(torch.stack([basin.plan for basin in basins]), energies, KEPT).groups
+    groups = group_into_basins(torch.stack([basin.plan for basin in basins]), energies, KEPT).groups
     return [replace(basins[group[0]], count=sum(basins[i].count for i in group)) for group in groups]
 
 
-def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> tuple[Landmarks, Cells]:
+def make_cells(
+    space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator
+) -> tuple[Landmarks, Cells]:
     """About ``count`` parts of a space (N,) whose points have the others at like distances, and the means of these.
 
     k-means of the columns of D, from halves of halves; of many points in random sums of them, which keep what is far.
@@ -218,7 +227,7 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
     halves = bisect(looks, count)
     cells = halves.cells(len(halves.levels) - 1)
     for _ in range(ROUNDS):
-        nearest = _distances(looks, cells.means(looks, mass)).argmin(1)
+        nearest = _squared_distances(looks, cells.means(looks, mass)).argmin(1)
         label = torch.unique(nearest, return_inverse=True)[1]
         same, last = to_host((label == cells.label).all(), label.max())
         if same:
@@ -234,7 +243,7 @@ def cells_of(space: DistanceProvider, mass: Tensor, count: int, generator: torch
     return Landmarks(cells.nearest(looks, means), rows, (among + among.T) / 2, sums), cells
 
 
-def _distances(points: Tensor, means: Tensor) -> Tensor:
+def _squared_distances(points: Tensor, means: Tensor) -> Tensor:
     """Squared distances (n, count), up to a term of each point."""
     return torch.addmm(means.square().sum(1), points, means.T, alpha=-2.0)
 
@@ -245,19 +254,19 @@ def _variance_within(space: DistanceProvider, mass: Tensor, cells: Landmarks) ->
     return float(share @ mean_squares(space, share) - sums @ (cells.distances.square() @ sums))
 
 
-def _variance(cells: Landmarks) -> float:
+def _variance_between(cells: Landmarks) -> float:
     """Of the distances between cells."""
     share, D = cells.mass / cells.mass.sum(), cells.distances
     return float(share @ ((D - share @ (D @ share)).square() @ share))
 
 
-def _landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
+def _make_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
     """All points."""
     return Landmarks.all_points(space.rows(torch.arange(len(mass), device=mass.device)), mass)
 
 
-def _candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:
-    (start, matching), (p, q) = lift_basin(problem, basin), problem.masses
+def _make_candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:
+    (start, matching), (p, q) = lift_to_points(problem, basin), problem.masses
     plan = p.new_zeros(len(p), len(q))
     plan[basin.source.index[:, None], basin.target.index] = basin.plan.to(p)
     found = Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, has_annealed_plan=True)

@@ -32,16 +32,16 @@ GIVEN_PAIRS = 4_000_000  # up to which a plan that is given is gone down from as
 PRODUCT, DISTRIBUTIONS = "product plan", "distributions of distances"
 
 
-def by_distributions(problem: StoredProblem) -> list[Candidate]:
+def make_distribution_starts(problem: StoredProblem) -> list[Candidate]:
     """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
     p, q = problem.masses
     every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
     U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
     V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
-    return by_features(problem, U, V, DISTRIBUTIONS)
+    return make_feature_starts(problem, U, V, DISTRIBUTIONS)
 
 
-def by_features(problem: StoredProblem, U: Tensor, V: Tensor, origin: str) -> list[Candidate]:
+def make_feature_starts(problem: StoredProblem, U: Tensor, V: Tensor, origin: str) -> list[Candidate]:
     """A start on all points from features U (N, d), V (K, d) of them, which are matched; none where all are alike."""
     p, q = problem.masses
     cost = FactoredCost.squared_distance(U, V)
@@ -55,38 +55,38 @@ def by_features(problem: StoredProblem, U: Tensor, V: Tensor, origin: str) -> li
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin=origin)]
 
 
-def product_height(problem: StoredProblem) -> Tensor | None:
+def entropic_product_energy(problem: StoredProblem) -> Tensor | None:
     """The energy () of the product plan, beside which entropy rules or does not; None for a problem without entropy."""
     p, q = (mass / mass.sum() for mass in problem.masses)
     return None if problem.has_no_entropy else product_energy(problem.gradient, p, q)
 
 
-def entropy_rules(problem: StoredProblem, height: Tensor | None = None) -> bool:
+def is_entropy_dominant(problem: StoredProblem, height: Tensor | None = None) -> bool:
     """Whether epsilon is at least that at which proximal steps end, so that their plans would lose their sharpness; the
-    `product_height` may be known."""
-    height = product_height(problem) if height is None else height
+    `entropic_product_energy` may be known."""
+    height = entropic_product_energy(problem) if height is None else height
     return height is not None and problem.epsilon >= COLD * float(height)
 
 
-def by_product(problem: StoredProblem) -> list[Candidate]:
+def make_proximal_starts(problem: StoredProblem) -> list[Candidate]:
     """Where proximal steps go from the product plan."""
-    return [_guess_candidate(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.detach()))]
+    return [_candidate_from_plan(problem, proximal_plan(problem.gradient, *problem.masses, problem.watch.detach()))]
 
 
-def from_product(problem: StoredProblem) -> Candidate:
+def make_product_candidate(problem: StoredProblem) -> Candidate:
     """The product plan."""
     p, q = problem.masses
     nowhere = torch.zeros(len(p), dtype=torch.int64, device=p.device)
     return Candidate(product_start(p.log2(), q.log2()), nowhere, math.inf, 1, "full", True, origin=PRODUCT)
 
 
-def product_starts(problem: StoredProblem) -> list[Candidate]:
+def make_product_starts(problem: StoredProblem) -> list[Candidate]:
     """The product plan, for a problem without entropy."""
     p, q = problem.masses
-    return sharp_starts(problem, p[:, None] * q, "full", PRODUCT)
+    return make_unregularized_starts(problem, p[:, None] * q, "full", PRODUCT)
 
 
-def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) -> list[Candidate]:
+def make_unregularized_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) -> list[Candidate]:
     """Both ways from a plan to an optimum without entropy: by annealing, which forgets what is rough in it, and between
     few points by conditional gradients from the plan itself, which only go down, by many linear programs."""
     p, q = problem.masses
@@ -97,7 +97,7 @@ def sharp_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) 
     return [Candidate(each, plan.argmax(1), math.inf, 1, level, True, origin=origin) for each in starts]
 
 
-def _guess_candidate(problem: StoredProblem, plan: Tensor) -> Candidate:
+def _candidate_from_plan(problem: StoredProblem, plan: Tensor) -> Candidate:
     """A start from a plan of mass one on all points, to be compared."""
     p, q = problem.masses
     cost = problem.gradient(DenseCoupling(plan), p)

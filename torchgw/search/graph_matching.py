@@ -30,7 +30,7 @@ from torchgw.linalg.sparse_entries import (
     select_entries,
 )
 from torchgw.objective.sparse import SparseObjective
-from torchgw.search.signatures import nearest, signatures
+from torchgw.search.signatures import compute_signatures, find_nearest
 from torchgw.types import Array
 
 NEAREST = 20
@@ -45,13 +45,13 @@ LEAST_SHARE = 1e-3
 SURE = 0.98  # mean share of the best match, from which soft matches are settled
 
 
-def seeds(problem: SparseObjective, rng: np.random.Generator) -> Any:
+def find_seeds(problem: SparseObjective, rng: np.random.Generator) -> Any:
     """A plan (N, K) of the pairs, CSR, whose signatures are the nearest to each other."""
-    x, y = signatures(problem.X, problem.Y, problem.symmetric, rng)
-    distance, index = nearest(x, y, NEAREST)
+    x, y = compute_signatures(problem.X, problem.Y, problem.symmetric, rng)
+    distance, index = find_nearest(x, y, NEAREST)
     row = np.repeat(np.arange(len(x)), index.shape[1])
     likely = make_csr(row, index.ravel(), distance.max() + 1 - distance.ravel(), problem.shape)
-    return of_pairs(problem, *find_mutual_pairs(likely))
+    return plan_from_pairs(problem, *find_mutual_pairs(likely))
 
 
 def match_nodes(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
@@ -79,11 +79,11 @@ def anneal_matching(problem: SparseObjective, plan: Any, cut: Callable[[], bool]
         before, agreed = agreed, inner(S, plan)
         if agreed <= (1 + PROGRESS) * before:
             beta = next(levels, math.inf)
-        sure = _sure(problem, plan) >= SURE
+        sure = _mean_confidence(problem, plan) >= SURE
         if beta == math.inf or cut() or sure:
             break
         plan = _soften_matching(problem, S, beta)
-    return of_pairs(problem, *find_mutual_pairs(plan)), sure
+    return plan_from_pairs(problem, *find_mutual_pairs(plan)), sure
 
 
 def percolate_matching(problem: SparseObjective, plan: Any, cut: Callable[[], bool]) -> Any:
@@ -91,7 +91,7 @@ def percolate_matching(problem: SparseObjective, plan: Any, cut: Callable[[], bo
     agreed = 0.0
     while not cut():
         S = problem.similarity(plan)
-        pairs = of_pairs(problem, *find_mutual_pairs(S))
+        pairs = plan_from_pairs(problem, *find_mutual_pairs(S))
         before, agreed = agreed, inner(S, pairs)
         if agreed <= (1 + SETTLED) * before:
             break
@@ -99,7 +99,7 @@ def percolate_matching(problem: SparseObjective, plan: Any, cut: Callable[[], bo
     return plan
 
 
-def of_pairs(problem: SparseObjective, row: Array, column: Array) -> Any:
+def plan_from_pairs(problem: SparseObjective, row: Array, column: Array) -> Any:
     """The plan of pairs (m,), no two of a row or of a column, with the smaller mass of both each."""
     mass = np.minimum(problem.p[row], problem.q[column])
     return make_csr(row[mass > 0], column[mass > 0], mass[mass > 0], problem.shape)
@@ -115,7 +115,7 @@ def _soften_matching(problem: SparseObjective, S: Any, beta: float) -> Any:
     return select_entries(found, found.data > LEAST_SHARE * problem.p[entry_rows(found)])
 
 
-def _sure(problem: SparseObjective, plan: Any) -> float:
+def _mean_confidence(problem: SparseObjective, plan: Any) -> float:
     """Mean share of the largest entry of each row, nodes without neighbours left out."""
     counted = (problem.a > 0) & (problem.p > 0)
     best = row_maxima(plan)[counted] / problem.p[counted]

@@ -39,44 +39,48 @@ SIGNS = tuple(itertools.product((1.0, -1.0), repeat=N_MODES))
 ANCHORS = (2, 3, 4)
 
 
-def drawn_ahead(count: int, generator: torch.Generator) -> list[Tensor]:
+def draw_ahead(count: int, generator: torch.Generator) -> list[Tensor]:
     """The uniform numbers that ``count`` start costs usually need, of a generator of a GPU, for which nothing is to
     wait; none of one of the CPU, which draws them when it knows how many."""
-    return [_uniform(_sizes(2 * (2 + len(SIGNS)), count), generator)] if generator.device.type == "cuda" else []
+    return (
+        [_draw_uniform(_anchor_counts(2 * (2 + len(SIGNS)), count), generator)]
+        if generator.device.type == "cuda"
+        else []
+    )
 
 
-def start_costs(
+def make_start_costs(
     DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator, ahead: Tensor | None = None
 ) -> Tensor:
     """``count`` costs (count, L, L') for distances DX (L, L), DY (L', L') and masses p, q, all on the host; each has
-    mean 1 under the product plan. ``ahead`` are numbers that were `drawn_ahead`."""
+    mean 1 under the product plan. ``ahead`` are numbers that were `draw_ahead`."""
     product = p[:, None] * q
     pairs = list(zip(profiles(DX, p), profiles(DY, q), strict=True))
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))
-    pairs += [(x * signs, y) for signs in signs_of(x, y)]
+    pairs += [(x * signs, y) for signs in sign_combinations(x, y)]
     costs = [cost for cost in relative_costs(pairs, product) for _ in range(2)]
-    if sizes := _sizes(len(costs), count):
+    if sizes := _anchor_counts(len(costs), count):
         if ahead is None or len(ahead) != 2 * sum(sizes):
-            (ahead,) = to_host(_uniform(sizes, generator))
+            (ahead,) = to_host(_draw_uniform(sizes, generator))
         parts = torch.split(ahead, [size for size in sizes for _ in range(2)])
         i, j = (torch.split(pick_indices(mass, torch.cat(parts[side::2])), sizes) for side, mass in ((0, p), (1, q)))
         costs += relative_costs([(DX[:, a], DY[:, b]) for a, b in zip(i, j, strict=True)], product)
     return torch.stack(costs[:count])
 
 
-def random_plans(product: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_random_plans(product: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """``count`` plans (count, N, K): the product plan with each entry times an exponentially distributed number. Where
     a marginal gives way, features of points do not say which of them get mass at all."""
     factors = torch.empty(count, *product.shape, dtype=torch.float32, device=product.device)
     return factors.exponential_(generator=generator) * product
 
 
-def _sizes(first: int, count: int) -> list[int]:
+def _anchor_counts(first: int, count: int) -> list[int]:
     """How many pairs of points the starts from the ``first`` on are drawn by."""
     return [ANCHORS[start % len(ANCHORS)] for start in range(first, count)]
 
 
-def _uniform(sizes: list[int], generator: torch.Generator) -> Tensor:
+def _draw_uniform(sizes: list[int], generator: torch.Generator) -> Tensor:
     """Uniform numbers for so many pairs of points."""
     return torch.rand(2 * sum(sizes), generator=generator, dtype=torch.float64, device=generator.device)
 
@@ -97,7 +101,7 @@ def leading_modes(S: Tensor, mass: Tensor, definite: bool = False) -> tuple[Tens
     return largest, features.to(S.dtype)
 
 
-def signs_of(x: Tensor, y: Tensor) -> list[Tensor]:
+def sign_combinations(x: Tensor, y: Tensor) -> list[Tensor]:
     """Every combination of signs (3,) of the modes x (N, 3), y (K, 3) that both have."""
     shared = int((x.any(0) & y.any(0)).sum())
     return [x.new_tensor(signs) for signs in SIGNS if min(signs[shared:], default=1.0) > 0]

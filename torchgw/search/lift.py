@@ -17,7 +17,7 @@ from torchgw.kernels.softmin_dense.reference import softmin
 from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
-from torchgw.objective.model import Model, without_entropy
+from torchgw.objective.model import Model, drop_inactive_entropy
 from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
@@ -47,8 +47,8 @@ def lift(
     ends = LandmarkSolution(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
     exact, model, whole = (
         None if gradient is None else gradient.without_scale,
-        without_entropy(model),
-        without_entropy(whole or model),
+        drop_inactive_entropy(model),
+        drop_inactive_entropy(whole or model),
     )
     cost, f, g, matching = _lift_potentials(ends, epsilon, model, exact, whole, at, softmin)
     return WarmStart(cost, f, g, solved.epsilon), matching

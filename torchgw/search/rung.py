@@ -25,8 +25,8 @@ from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkSolution, is_clear_minimum
 from torchgw.search.candidate import Candidate
-from torchgw.search.full_starts import by_features
-from torchgw.search.initial_guesses import N_MODES, SIGNS, signs_of
+from torchgw.search.full_starts import make_feature_starts
+from torchgw.search.initial_guesses import N_MODES, SIGNS, sign_combinations
 from torchgw.search.lift import lift
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.solvers.warm_start import WarmStart
@@ -44,7 +44,7 @@ ROUGH = 1e-2  # tolerance of comparisons: of marginals, and relative of energies
 
 
 @dataclass(frozen=True, eq=False)
-class Raised:
+class LevelCandidate:
     """A candidate as it ends on the rung.
 
     candidate : of the search.
@@ -54,8 +54,8 @@ class Raised:
     """
 
     candidate: Candidate
-    end: WarmStart
-    solved: LandmarkSolution
+    warm_start: WarmStart
+    solution: LandmarkSolution
     energy: float
 
 
@@ -73,14 +73,14 @@ class WeightedLevel:
     target: Landmarks
     problem: StoredProblem
     whole: StoredProblem
-    many: bool
+    has_many_pairs: bool
 
     @classmethod
     def of(cls, whole: StoredProblem, many: bool) -> WeightedLevel | None:
         """None where there are too few points for it to pay."""
         if min(map(len, whole.masses)) < RUNG_PAYS * RUNG:
             return None
-        x, y = spread_evenly(whole, MANY_RUNG if many else RUNG)
+        x, y = choose_landmark_pair(whole, MANY_RUNG if many else RUNG)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (
             side.mass.to(torch.float64) * (all_of_it.sum() / side.mass.to(torch.float64).sum())
@@ -88,37 +88,39 @@ class WeightedLevel:
         )
         model = whole.model.restrict(x.index, y.index, p, q)
         gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
-        problem = rough(whole) if many else whole
+        problem = loosen_tolerances(whole) if many else whole
         return cls(x, y, replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), whole, many)
 
     def solve_candidates(self, candidates: list[Candidate]) -> list[Candidate]:
         """The candidates, near ones solved here, the distinct ones lifted to all points. Between many points only the
         two lowest, and others close to the lowest, stay near."""
         found = [c for c in candidates if not c.selected or c.basin is None]
-        ends = self._distinct([self._solve_batch(c, c.basin) for c in candidates if c.selected and c.basin is not None])
+        ends = self._merge_same(
+            [self._solve_candidate(c, c.basin) for c in candidates if c.selected and c.basin is not None]
+        )
         beaten = len(ends) == 1 and is_clear_minimum(sorted(c.energy for c in candidates), NEAR)
-        if self.many and not (beaten or is_clear_minimum([end.energy for end in ends], DOUBT)):
+        if self.has_many_pairs and not (beaten or is_clear_minimum([end.energy for end in ends], DOUBT)):
             close = [end for end in ends[: len(SIGNS)] if end.energy <= DOUBT * ends[0].energy]
-            ends = self._distinct([*map(self._gone_on, close), *ends[len(close) :]])
+            ends = self._merge_same([*map(self._continue_solve, close), *ends[len(close) :]])
             if not is_clear_minimum([end.energy for end in ends], LEFT):
-                ends = self._distinct([*ends, *self._by_modes()])
+                ends = self._merge_same([*ends, *self._solve_from_modes()])
         for rank, end in enumerate(ends):
-            if not self.many or rank < 2 or end.energy <= LEFT * ends[0].energy:
-                start, matching = lift_basin(self.whole, end.solved)
+            if not self.has_many_pairs or rank < 2 or end.energy <= LEFT * ends[0].energy:
+                start, matching = lift_to_points(self.whole, end.solution)
                 raised = replace(end.candidate, start=start, matching=matching, energy=end.energy, level="subset")
                 found.append(raised)
             elif end.candidate.basin is not None:
                 found.append(replace(end.candidate, selected=False))
         return found
 
-    def _distinct(self, ends: list[Raised]) -> list[Raised]:
+    def _merge_same(self, ends: list[LevelCandidate]) -> list[LevelCandidate]:
         """Those whose matchings are apart, the lowest first; counts of those merged are added."""
         distances, mass = self.target.distances, self.source.mass
         least = APART * mass.sum() * distances.max()
-        kept: list[Raised] = []
+        kept: list[LevelCandidate] = []
         matchings: list[Tensor] = []
         for end in sorted(ends, key=lambda end: end.energy):
-            matching = end.solved.plan.argmax(1)
+            matching = end.solution.plan.argmax(1)
             same = [i for i, other in enumerate(matchings) if mass @ distances[matching, other] <= least]
             if not same:
                 kept.append(end)
@@ -129,45 +131,47 @@ class WeightedLevel:
             kept[same[0]] = replace(kept[same[0]], candidate=merged)
         return kept
 
-    def _solve_batch(self, candidate: Candidate, basin: CoarseBasin) -> Raised:
+    def _solve_candidate(self, candidate: Candidate, basin: CoarseBasin) -> LevelCandidate:
         """A candidate's basin solved on the rung."""
-        start, _ = sum_columns(basin, self.problem.model, self.whole.model, (self.source.index, self.target.index))
+        start, _ = lift_to_subset(basin, self.problem.model, self.whole.model, (self.source.index, self.target.index))
         epsilon = max(basin.epsilon, self.problem.epsilon)
-        return self._end(candidate, start, epsilon, MANY_STEPS if self.many else RUNG_STEPS)
+        return self._run_steps(candidate, start, epsilon, MANY_STEPS if self.has_many_pairs else RUNG_STEPS)
 
-    def _gone_on(self, end: Raised) -> Raised:
+    def _continue_solve(self, end: LevelCandidate) -> LevelCandidate:
         """The end after as many steps as what begins at modes."""
-        return self._end(end.candidate, end.end, end.solved.epsilon, MODE_STEPS - MANY_STEPS)
+        return self._run_steps(end.candidate, end.warm_start, end.solution.epsilon, MODE_STEPS - MANY_STEPS)
 
-    def _by_modes(self) -> list[Raised]:
+    def _solve_from_modes(self) -> list[LevelCandidate]:
         """What comes of the leading modes of all points; nothing where these are neither stored nor factored."""
         gradient, p, q = self.whole.quadratic, *self.whole.masses
         spaces = (gradient.source, gradient.target) if isinstance(gradient, ExactGradient) else self.whole.spaces
-        x, y = (self._modes(space, mass) for space, mass in zip(spaces, (p, q), strict=True))
+        x, y = (self._leading_modes(space, mass) for space, mass in zip(spaces, (p, q), strict=True))
         if x is None or y is None:
             return []
         x, y = x[self.source.index], y[self.target.index]
-        starts = [each for signs in signs_of(x, y) for each in by_features(self.problem, x * signs, y, MODES)]
-        return [self._end(each, each.start, self.problem.epsilon, MODE_STEPS) for each in starts]
+        starts = [
+            each for signs in sign_combinations(x, y) for each in make_feature_starts(self.problem, x * signs, y, MODES)
+        ]
+        return [self._run_steps(each, each.start, self.problem.epsilon, MODE_STEPS) for each in starts]
 
-    def _modes(self, space: DistanceProvider, mass: Tensor) -> Tensor | None:
+    def _leading_modes(self, space: DistanceProvider, mass: Tensor) -> Tensor | None:
         factors = space.factors()
         if factors is None and isinstance(space, PrecomputedDistances):
             led = compute_surrogate_factors(space.matrix, mass, self.whole.generator, most=N_MODES)
             factors = led.F, led.signs
         return None if factors is None else factored_modes(*factors, mass, N_MODES)
 
-    def _end(self, candidate: Candidate, start: WarmStart, epsilon: float, steps: int) -> Raised:
+    def _run_steps(self, candidate: Candidate, start: WarmStart, epsilon: float, steps: int) -> LevelCandidate:
         """Where the candidate ends after so many steps; an energy that is no number is infinite."""
         done = run_fixed_point(self.problem, start, epsilon, steps)
         end, energy = done.warm_start, done.history.cost[-1]
         assert end is not None
         assert end.epsilon is not None
         solved = LandmarkSolution(self.source, self.target, done.plan, end.f, end.g, end.epsilon)
-        return Raised(candidate, end, solved, energy if energy == energy else math.inf)
+        return LevelCandidate(candidate, end, solved, energy if energy == energy else math.inf)
 
 
-def rough(problem: StoredProblem) -> StoredProblem:
+def loosen_tolerances(problem: StoredProblem) -> StoredProblem:
     """The problem with tolerances that tell basins apart, which take a third of the iterations."""
     options = problem.options
     sinkhorn = replace(options.sinkhorn, tol=max(options.sinkhorn.tol, ROUGH))
@@ -175,19 +179,21 @@ def rough(problem: StoredProblem) -> StoredProblem:
     return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
 
 
-def lift_basin(problem: StoredProblem, solved: LandmarkSolution) -> tuple[WarmStart, Tensor]:
+def lift_to_points(problem: StoredProblem, solved: LandmarkSolution) -> tuple[WarmStart, Tensor]:
     """What was solved between landmarks, lifted to all points."""
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
     return lift(solved, problem.model, gradient, softmin=problem.kernels.stored.softmin)
 
 
-def sum_columns(basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]) -> tuple[WarmStart, Tensor]:
+def lift_to_subset(
+    basin: CoarseBasin, model: Model, whole: Model, at: tuple[Tensor, Tensor]
+) -> tuple[WarmStart, Tensor]:
     """A basin lifted to the points ``at`` of both spaces, whose ``model`` is a part of the ``whole`` one."""
     source, target = (side.restrict_rows(index) for side, index in zip((basin.source, basin.target), at, strict=True))
     return lift(replace(basin, source=source, target=target), model, None, whole, at)
 
 
-def spread_evenly(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
+def choose_landmark_pair(problem: StoredProblem, count: int) -> tuple[Landmarks, Landmarks]:
     """So many landmarks of both spaces, as the mass lies."""
     named = problem.model.points or (None, None)
     x, y = (

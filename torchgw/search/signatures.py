@@ -39,7 +39,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class SparseGraph:
+class GraphFeatures:
     """What the network reads of a graph.
 
     degrees : (N,).
@@ -56,10 +56,10 @@ class SparseGraph:
     weights: tuple[Any, ...]
 
     @classmethod
-    def of(cls, D: Any, symmetric: bool, weighted: bool) -> SparseGraph:
+    def of(cls, D: Any, symmetric: bool, weighted: bool) -> GraphFeatures:
         """Of a sparse matrix (N, N)."""
         turned = () if symmetric else (D.T.tocsr(),)
-        edges = pattern(D + D.T if turned else D)
+        edges = off_diagonal_pattern(D + D.T if turned else D)
         degrees = np.diff(edges.indptr).astype(float)
         wedges = ((edges @ edges).multiply(edges) + edges).tocsr()  # an entry wherever there is an edge
         wedges.sort_indices()
@@ -73,7 +73,7 @@ class SparseGraph:
             columns += [
                 np.diff(side.indptr),
                 side.diagonal(),
-                *(_sign_nodes(power.sum(1)) for power in (side, side**2)),
+                *(_signed_log(power.sum(1)) for power in (side, side**2)),
             ]
         return cls(degrees, np.stack(columns, 1), edges, support, (D, *turned) if weighted or turned else ())
 
@@ -86,23 +86,23 @@ class SparseGraph:
         return [over @ side for side in (*found, *self.weights)]
 
 
-def pattern(D: Any) -> Any:
+def off_diagonal_pattern(D: Any) -> Any:
     """Ones at the entries off the diagonal."""
     off = select_entries(D, (entry_rows(D) != D.indices) & (D.data != 0))
     off.sort_indices()
     return csr_array((np.ones(off.nnz), off.indices, off.indptr), shape=off.shape)
 
 
-def _sign_nodes(x: Array) -> Array:
+def _signed_log(x: Array) -> Array:
     found: Array = np.sign(x) * np.log1p(np.abs(x))
     return found
 
 
-def signatures(X: Any, Y: Any, symmetric: bool, rng: np.random.Generator) -> tuple[Array, Array]:
+def compute_signatures(X: Any, Y: Any, symmetric: bool, rng: np.random.Generator) -> tuple[Array, Array]:
     """Weighted signatures (N, d), (K, d) of the nodes of two graphs, sparse matrices (N, N), (K, K)."""
     weighted = any(np.ptp(D.data) > 0 for D in (X, Y) if D.nnz)
-    copies = [_noisy(X, symmetric, rng) for _ in range(min(-(-SAMPLE // X.shape[0]), MOST_COPIES))]
-    x, y, *noisy = _network([SparseGraph.of(D, symmetric, weighted) for D in (X, Y, *copies)], rng)
+    copies = [_perturb_edges(X, symmetric, rng) for _ in range(min(-(-SAMPLE // X.shape[0]), MOST_COPIES))]
+    x, y, *noisy = _run_network([GraphFeatures.of(D, symmetric, weighted) for D in (X, Y, *copies)], rng)
     differs = np.mean([np.cov((x - copy).T) for copy in noisy], 0)
     spread = (np.cov(x.T) + np.mean([np.cov(copy.T) for copy in noisy], 0)) / 2
     differs += RIDGE * np.trace(spread) / len(spread) * np.eye(len(spread))
@@ -116,7 +116,7 @@ def signatures(X: Any, Y: Any, symmetric: bool, rng: np.random.Generator) -> tup
     return (x - x.mean(0)) @ basis, (y - y.mean(0)) @ basis
 
 
-def _noisy(D: Any, symmetric: bool, rng: np.random.Generator) -> Any:
+def _perturb_edges(D: Any, symmetric: bool, rng: np.random.Generator) -> Any:
     """The matrix without some of its entries off the diagonal, and with as many of the same values elsewhere."""
     row, n = entry_rows(D), D.shape[0]
     counted = np.flatnonzero(row < D.indices if symmetric else row != D.indices)
@@ -133,11 +133,11 @@ def _noisy(D: Any, symmetric: bool, rng: np.random.Generator) -> Any:
     return found.tocsr()
 
 
-def _network(graphs: list[SparseGraph], rng: np.random.Generator) -> list[Array]:
+def _run_network(graphs: list[GraphFeatures], rng: np.random.Generator) -> list[Array]:
     """What the network makes of each graph, (N, d)."""
     limits = band_limits(graphs[0].support)
     bands = [graph.bands(limits) for graph in graphs]
-    counts = [np.stack([_sign_nodes(np.diff(band.indptr)) for band in sides], 1) for sides in bands]
+    counts = [np.stack([_signed_log(np.diff(band.indptr)) for band in sides], 1) for sides in bands]
     states = [np.concatenate((graph.statistics, count), 1) for graph, count in zip(graphs, counts, strict=True)]
     found: list[list[Array]] = [[] for _ in graphs]
     for step in range(ROUNDS + 1):
@@ -148,7 +148,7 @@ def _network(graphs: list[SparseGraph], rng: np.random.Generator) -> list[Array]
             break
         size = states[0].shape[1]
         W, b = rng.standard_normal((size, WIDTH)) * GAIN / size**0.5, rng.standard_normal(WIDTH)
-        states = [_round(sides, state, W, b) for sides, state in zip(bands, states, strict=True)]
+        states = [_propagate(sides, state, W, b) for sides, state in zip(bands, states, strict=True)]
     return [np.concatenate(seen, 1) for seen in found]
 
 
@@ -161,13 +161,13 @@ def band_limits(support: Array) -> Array:
     return within
 
 
-def _round(bands: list[Any], state: Array, W: Array, b: Array) -> Array:
+def _propagate(bands: list[Any], state: Array, W: Array, b: Array) -> Array:
     heard = np.tanh(state @ W + b)
     parts = [band @ heard for band in bands]
     return np.concatenate((*parts, sum(bands) @ state[:, :WIDTH]), 1)
 
 
-def nearest(x: Array, y: Array, k: int) -> tuple[Array, Array]:
+def find_nearest(x: Array, y: Array, k: int) -> tuple[Array, Array]:
     """Squared distances and indices (N, k) of the k vectors of y (K, d) nearest to each of x (N, d), the nearest first;
     O(N K d) time, in blocks."""
     one, other = (torch.from_numpy(side).float() for side in (x, y))

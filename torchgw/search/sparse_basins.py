@@ -26,13 +26,13 @@ from torchgw.diagnostics.status import History
 from torchgw.linalg.sparse_entries import find_mutual_pairs, inner, make_csr, scale_to_marginals
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.watch import Watch
-from torchgw.search.anneal import LandmarkProblem, landmark_basins
+from torchgw.search.anneal import LandmarkProblem, find_landmark_basins
 from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
-from torchgw.search.graph_matching import ITERATIONS, MATCHES, match_nodes, of_pairs, seeds
+from torchgw.search.graph_matching import ITERATIONS, MATCHES, find_seeds, match_nodes, plan_from_pairs
 from torchgw.search.lift import lift
-from torchgw.search.signatures import pattern
-from torchgw.search.subtrees import likeness
+from torchgw.search.signatures import off_diagonal_pattern
+from torchgw.search.subtrees import compare_subtrees
 from torchgw.search.views import EDGES, MOST_MISSING
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
@@ -69,7 +69,7 @@ class SparseEnd:
         return torch.from_numpy(np.asarray(self.plan.argmax(axis=1)).reshape(-1).astype(np.int64))
 
 
-class Hops(ScaledDistances):
+class HopDistances(ScaledDistances):
     """Numbers of edges between the nodes of a graph, over the largest found; a search for each row."""
 
     stored = False
@@ -83,11 +83,11 @@ class Hops(ScaledDistances):
     def size(self) -> int:
         return int(self._graph.shape[0])
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Hops:
+    def to(self, device: torch.device, dtype: torch.dtype) -> HopDistances:
         """The same rows in another dtype, on the CPU, where searches run."""
         return self._with(_dtype=dtype)
 
-    def _times(self, ratio: float) -> Hops:
+    def _times(self, ratio: float) -> HopDistances:
         return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:
@@ -95,80 +95,84 @@ class Hops(ScaledDistances):
         return torch.from_numpy(found / self.scale).to(self._dtype)
 
 
-def search_sparsely(asked: Problem, problem: SparseObjective) -> list[SparseEnd]:
+def search_sparse_graphs(asked: Problem, problem: SparseObjective) -> list[SparseEnd]:
     """The ends of all starts, the lowest first; one that a mean of others led to comes before them alone."""
     watch = asked.watch.detach()
-    firsts = dict(_likely(asked, problem))
+    firsts = dict(_find_likely_plans(asked, problem))
     equal = len(problem.p) == len(problem.q) and np.ptp(problem.p) == 0 == np.ptp(problem.q)
     descends = equal and len(firsts) > 1 and problem.X.nnz + problem.Y.nnz <= MOST_DESCENDED
     ends: list[SparseEnd] = []
     for origin, plan in firsts.items():
         if ends and watch.should_skip():
             break
-        ends.append(_descend_matching(problem, origin, match_nodes(problem, plan, watch.should_skip), descends, watch))
+        ends.append(_finish_plan(problem, origin, match_nodes(problem, plan, watch.should_skip), descends, watch))
     ends.sort(key=_value)
     best = _cross_matchings(problem, ends, asked.unit, watch) if descends and len(ends) > 1 else ends[0]
     return ends if best is ends[0] else [best, *ends]
 
 
-def _likely(asked: Problem, problem: SparseObjective) -> Iterator[tuple[str, Any]]:
+def _find_likely_plans(asked: Problem, problem: SparseObjective) -> Iterator[tuple[str, Any]]:
     """A plan (N, K) of likely pairs from each view that is worth going on from: signatures, and where their pairs agree
     little with their neighbours, the views whose pairs do so about as well as those of the best."""
     rng = np.random.default_rng(int(torch.randint(2**62, (), generator=asked.generator, device=asked.generator.device)))
-    plan = seeds(problem, rng)
+    plan = find_seeds(problem, rng)
     yield "signatures", plan
-    if asked.watch.should_skip() or (agreed := _agreement(problem, plan)) >= SURE:
+    if asked.watch.should_skip() or (agreed := _measure_agreement(problem, plan)) >= SURE:
         return
-    others = [*_by_hops(asked, problem, rng), *_by_subtrees(problem)]
-    agreement = [_agreement(problem, plan) for _, plan in others]
+    others = [*_match_by_hops(asked, problem, rng), *_match_by_subtrees(problem)]
+    agreement = [_measure_agreement(problem, plan) for _, plan in others]
     least = PROMISING * max(agreed, *agreement)
     yield from (other for other, each in zip(others, agreement, strict=True) if each >= least)
 
 
-def _agreement(problem: SparseObjective, plan: Any) -> float:
+def _measure_agreement(problem: SparseObjective, plan: Any) -> float:
     """How well the pairs that a plan makes of its neighbours agree with theirs."""
-    pairs = of_pairs(problem, *find_mutual_pairs(problem.similarity(plan)))
+    pairs = plan_from_pairs(problem, *find_mutual_pairs(problem.similarity(plan)))
     return inner(problem.similarity(pairs), pairs)
 
 
-def _by_hops(asked: Problem, problem: SparseObjective, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
+def _match_by_hops(asked: Problem, problem: SparseObjective, rng: np.random.Generator) -> Iterator[tuple[str, Any]]:
     """From the best basins between landmarks of both graphs by their hops, lifted to all nodes."""
     dtype, generator = torch.float32, torch.Generator().manual_seed(int(rng.integers(2**62)))
     sides = zip((problem.X, problem.Y), (problem.p, problem.q), strict=True)
     x, y = (
         choose_landmarks(
-            Hops(pattern(D + D.T), dtype), torch.from_numpy(mass).to(dtype), "spread", LANDMARKS, generator
+            HopDistances(off_diagonal_pattern(D + D.T), dtype),
+            torch.from_numpy(mass).to(dtype),
+            "spread",
+            LANDMARKS,
+            generator,
         )
         for D, mass in sides
     )
     p, q = torch.from_numpy(problem.p), torch.from_numpy(problem.q)
     model = asked.model.with_masses(p, q, None, None)
     between = LandmarkProblem.of(x, y, model)
-    found = landmark_basins(between, asked.epsilon, LANDMARK_STARTS, HOP_BASINS, generator)
+    found = find_landmark_basins(between, asked.epsilon, LANDMARK_STARTS, HOP_BASINS, generator)
     for rank, basin in enumerate(found, 1):
         start, _ = lift(basin, model, None)
-        yield f"hops, basin {rank}", _soft(problem, *start.coupling().top_k(min(MATCHES, len(problem.q))))
+        yield f"hops, basin {rank}", _make_soft_plan(problem, *start.coupling().top_k(min(MATCHES, len(problem.q))))
 
 
-def _by_subtrees(problem: SparseObjective) -> Iterator[tuple[str, Any]]:
+def _match_by_subtrees(problem: SparseObjective) -> Iterator[tuple[str, Any]]:
     """From what the trees around nodes have in common, of graphs with few edges."""
     if problem.X.nnz * problem.Y.nnz > MOST_MESSAGES:
         return
     X, Y = (torch.from_numpy(side.toarray()).float() for side in (problem.X, problem.Y))
-    found = likeness(X, Y, DEPTH, MOST_MESSAGE_WORK)
+    found = compare_subtrees(X, Y, DEPTH, MOST_MESSAGE_WORK)
     if found is not None:
         common = (found - found.amax(1, keepdim=True)).div_(EDGES).clamp_min_(-MOST_MISSING).exp_()
-        yield f"subtrees of depth {DEPTH}", _soft(problem, *common.topk(min(MATCHES, common.shape[1]), 1))
+        yield f"subtrees of depth {DEPTH}", _make_soft_plan(problem, *common.topk(min(MATCHES, common.shape[1]), 1))
 
 
-def _soft(problem: SparseObjective, values: Tensor, index: Tensor) -> Any:
+def _make_soft_plan(problem: SparseObjective, values: Tensor, index: Tensor) -> Any:
     """The plan (N, K) of the likeliest targets (N, k) of each node."""
     row = np.repeat(np.arange(len(index)), index.shape[1])
     likely = make_csr(row, index.numpy().ravel(), values.double().numpy().ravel(), problem.shape)
     return scale_to_marginals(likely, problem.p, problem.q, ITERATIONS)
 
 
-def _descend_matching(problem: SparseObjective, origin: str, plan: Any, descends: bool, watch: Watch) -> SparseEnd:
+def _finish_plan(problem: SparseObjective, origin: str, plan: Any, descends: bool, watch: Watch) -> SparseEnd:
     """The end of conditional gradients from a plan, or the plan itself, with its value."""
     if descends:
         loop = Loop(watch, History(), MOST_STEPS, TOLERANCE, float(np.finfo(float).eps))
@@ -188,7 +192,7 @@ def _cross_matchings(problem: SparseObjective, ends: list[SparseEnd], unit: floa
         pairs = [pair for pair in itertools.combinations(pool[:PARENTS], 2) if frozenset(pair) not in tried]
         tried |= {frozenset(pair) for pair in pairs}
         found = [
-            _descend_matching(problem, CROSSED, csr_array((one.plan + other.plan) / 2), True, watch)
+            _finish_plan(problem, CROSSED, csr_array((one.plan + other.plan) / 2), True, watch)
             for one, other in pairs
             if not watch.should_skip()
         ]

@@ -32,7 +32,7 @@ class Families:
     sums : (parents, children), sparse, ones where they belong together.
     """
 
-    sums: Tensor
+    membership: Tensor
 
     @classmethod
     def of(cls, related: Tensor) -> Families:
@@ -42,17 +42,17 @@ class Families:
     @property
     def parent(self) -> Tensor:
         """Index of each child's (m,), once for each of its parents."""
-        return self.sums.indices()[0]
+        return self.membership.indices()[0]
 
     @property
     def sizes(self) -> Tensor:
         """Children of each parent (parents,)."""
-        return torch.bincount(self.parent, minlength=self.sums.shape[0]).to(self.sums.dtype)
+        return torch.bincount(self.parent, minlength=self.membership.shape[0]).to(self.membership.dtype)
 
-    def best(self, m: Tensor) -> Tensor:
+    def largest_messages(self, m: Tensor) -> Tensor:
         """The largest of messages (children, n) among each parent's, (parents, n), zero where it has none."""
-        found = m.new_zeros((self.sums.shape[0], m.shape[1]))
-        children = m[self.sums.indices()[1]]
+        found = m.new_zeros((self.membership.shape[0], m.shape[1]))
+        children = m[self.membership.indices()[1]]
         return found.scatter_reduce_(0, self.parent[:, None].expand_as(children), children, "amax")
 
 
@@ -66,23 +66,23 @@ class TreeEdges:
     """
 
     values: Tensor
-    beyond: Families
-    into: Families
+    children: Families
+    incoming: Families
 
     @classmethod
     def of(cls, D: Tensor) -> TreeEdges:
         """Of a matrix (N, N) that is zero where there is no edge."""
-        tail, head = _join_lists(D).nonzero(as_tuple=True)
+        tail, head = _adjacency_mask(D).nonzero(as_tuple=True)
         beyond = (tail[:, None] == head) & (head[:, None] != tail)
         into = torch.arange(len(D), device=D.device)[:, None] == head
         return cls(torch.stack((D[tail, head], D[head, tail]), 1), Families.of(beyond.to(D)), Families.of(into.to(D)))
 
 
-def likeness(X: Tensor, Y: Tensor, depth: int, most_work: int = MOST_WORK) -> Tensor | None:
+def compare_subtrees(X: Tensor, Y: Tensor, depth: int, most_work: int = MOST_WORK) -> Tensor | None:
     """How alike the trees of that depth are, (N, K), around the nodes of two graphs, matrices (N, N) and (K, K), zero
     where there is no edge; None of graphs with no edges, or with so many that a round reads more
     than ``most_work`` entries."""
-    (x, x_children), (y, y_children) = _counts(X), _counts(Y)
+    (x, x_children), (y, y_children) = _count_edges(X), _count_edges(Y)
     if not 0 < x * y_children + y * x_children <= min(WORK_PER_PAIR * len(X) * len(Y), most_work):
         return None
     source, target = TreeEdges.of(X), TreeEdges.of(Y)
@@ -90,24 +90,24 @@ def likeness(X: Tensor, Y: Tensor, depth: int, most_work: int = MOST_WORK) -> Te
     agree = ((a @ b.T).clamp_min(0.0) / torch.maximum(a.square().sum(1)[:, None], b.square().sum(1))) ** SHARPENED
     m = agree
     for _ in range(depth):
-        last, m = m, agree * (1 + _match_subtrees(m, source.beyond, target.beyond)).clamp_min(0.0)
+        last, m = m, agree * (1 + _match_subtrees(m, source.children, target.children)).clamp_min(0.0)
         if torch.equal(last, m):
             break
-    return _match_subtrees(m, source.into, target.into)
+    return _match_subtrees(m, source.incoming, target.incoming)
 
 
 def _match_subtrees(m: Tensor, x: Families, y: Families) -> Tensor:
     """Sums of messages over matched children (parents of x, parents of y), less how many stay alone."""
-    found = torch.minimum(x.sums @ y.best(m.T).T, (y.sums @ x.best(m).T).T)
+    found = torch.minimum(x.membership @ y.largest_messages(m.T).T, (y.membership @ x.largest_messages(m).T).T)
     return found - (x.sizes[:, None] - y.sizes).abs()
 
 
-def _join_lists(D: Tensor) -> Tensor:
+def _adjacency_mask(D: Tensor) -> Tensor:
     """Whether there is an edge between two nodes (N, N)."""
     return ((D != 0) | (D.T != 0)).fill_diagonal_(False)
 
 
-def _counts(D: Tensor) -> tuple[int, int]:
+def _count_edges(D: Tensor) -> tuple[int, int]:
     """Directed edges, and pairs of one and of another that comes after it without turning back."""
-    degrees = _join_lists(D).sum(1)
+    degrees = _adjacency_mask(D).sum(1)
     return int(degrees.sum()), int((degrees * (degrees - 1)).sum())

@@ -37,7 +37,7 @@ from torchgw.persist.watch import Watch
 from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
-from torchgw.search.subtrees import likeness
+from torchgw.search.subtrees import compare_subtrees
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.proximal import epsilon_levels, proximal_steps
@@ -62,7 +62,7 @@ def count_entries(D: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class GraphViews:
+class SpaceGraph:
     """A space as a graph.
 
     D : its entries (N, N), scaled, float32.
@@ -73,60 +73,60 @@ class GraphViews:
 
     D: Tensor
     mass: Tensor
-    directed: bool = False
-    counted: tuple[Tensor, Tensor] | None = None
+    has_directions: bool = False
+    entry_counts: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, space: DistanceProvider, mass: Tensor) -> GraphViews:
+    def of(cls, space: DistanceProvider, mass: Tensor) -> SpaceGraph:
         """All rows of a space, and its masses (N,)."""
         D = space.rows(torch.arange(space.size, device=mass.device))
         return cls(D.to(mass.dtype), mass / mass.sum())
 
     @cached_property
-    def symmetric(self) -> bool:
+    def is_symmetric(self) -> bool:
         """Whether entries are the same in both directions."""
         return torch.equal(self.D, self.D.T)
 
     @cached_property
-    def _counts(self) -> tuple[float, int, int]:
+    def _common_entry(self) -> tuple[float, int, int]:
         """The value that most entries have, zero where none has; how many have it, and how many on the diagonal."""
-        value, counts = self.counted or to_host(*count_entries(self.D))
+        value, counts = self.entry_counts or to_host(*count_entries(self.D))
         many, at, zeros, zeros_at = counts.tolist()
         return (float(value), many, at) if 2 * many > self.D.numel() else (0.0, zeros, zeros_at)
 
     @property
-    def common(self) -> float:
+    def common_value(self) -> float:
         """The value that most entries have, zero where none has."""
-        return self._counts[0]
+        return self._common_entry[0]
 
     @cached_property
-    def sparse(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether it is a graph of some pairs: at most half of the entries off the diagonal differ from the others."""
-        _, many, at = self._counts
+        _, many, at = self._common_entry
         edges = (self.D.numel() - many) - (len(self.D) - at)
         return 0 < 2 * edges <= len(self.D) * (len(self.D) - 1)
 
     @property
-    def similarity(self) -> bool:
+    def is_similarity(self) -> bool:
         """Whether pairs without an edge are at zero, which is no distance."""
-        return self.common == 0.0
+        return self.common_value == 0.0
 
     @cached_property
     def contrast(self) -> Tensor:
         """The entries (N, N) beside the common value, without a diagonal where all of it is alike: between equal
         masses a sharp plan has the same value under these, and a blurred one is not drawn to the diagonal."""
-        W = self.D - self.common
+        W = self.D - self.common_value
         return W.fill_diagonal_(0.0) if bool((self.D.diagonal() == self.D[0, 0]).all()) else W
 
     @cached_property
-    def arrows(self) -> Tensor:
+    def directed_weights(self) -> Tensor:
         """Weights (N, N) of the edges from i to j, without a diagonal; zero where there is no edge."""
-        return (self.D - self.common).abs().fill_diagonal_(0.0)
+        return (self.D - self.common_value).abs().fill_diagonal_(0.0)
 
     @cached_property
     def weights(self) -> Tensor:
         """Of the edges in either direction (N, N), the largest 1, without a diagonal; zero where there is no edge."""
-        W = self.arrows + self.arrows.T
+        W = self.directed_weights + self.directed_weights.T
         return W / W.max().clamp_min(torch.finfo(W.dtype).tiny)
 
     @cached_property
@@ -146,9 +146,9 @@ class GraphViews:
         directions."""
         root = torch.where(self.degrees > 0, self.degrees, torch.inf).rsqrt()
         S = root[:, None] * self.weights * root
-        if self.directed:
-            both = (self.arrows + self.arrows.T).clamp_min(torch.finfo(S.dtype).tiny)
-            S = torch.polar(S, math.pi / 2 * (self.arrows - self.arrows.T) / both)
+        if self.has_directions:
+            both = (self.directed_weights + self.directed_weights.T).clamp_min(torch.finfo(S.dtype).tiny)
+            S = torch.polar(S, math.pi / 2 * (self.directed_weights - self.directed_weights.T) / both)
         L = -S
         L.diagonal().add_((self.degrees > 0).to(L))
         values, vectors = torch.linalg.eigh(L)
@@ -165,7 +165,7 @@ class GraphViews:
         real part, the same both ways, and of its imaginary one, which changes sign."""
         values, vectors = self.diffusion
         found = (vectors * torch.exp(-time * values)) @ vectors.mH
-        return found.real + found.imag if self.directed else found
+        return found.real + found.imag if self.has_directions else found
 
     def statistics(self) -> Tensor:
         """Features (N, .): strength, degree, triangles, the entries' sums in both directions and their diagonal, and
@@ -174,7 +174,7 @@ class GraphViews:
         W, D = self.weights, self.D
         own = [self.degrees, (W > 0).to(W).sum(1), ((W @ W) * W).sum(1), D.sum(0), D.sum(1), D.diagonal()]
         found = [torch.stack(own, 1)]
-        for M in (W, self.arrows, self.arrows.T) if self.directed else (W,):
+        for M in (W, self.directed_weights, self.directed_weights.T) if self.has_directions else (W,):
             step = M / M.sum(1, keepdim=True).clamp_min(torch.finfo(M.dtype).tiny)
             last = found[0]
             for _ in range(ROUNDS):
@@ -183,17 +183,17 @@ class GraphViews:
         return torch.cat(found, 1)
 
 
-View: TypeAlias = Callable[[GraphViews, GraphViews, Watch], Tensor | None]
+View: TypeAlias = Callable[[SpaceGraph, SpaceGraph, Watch], Tensor | None]
 """A plan (N, K) of mass one between two graphs, None where it says nothing of such graphs or takes too long."""
 
 
-def product_plan(x: GraphViews, y: GraphViews, watch: Watch) -> Tensor:
+def product_plan(x: SpaceGraph, y: SpaceGraph, watch: Watch) -> Tensor:
     """All matches alike."""
     return x.mass[:, None] * y.mass
 
 
-def by_features(
-    x: GraphViews, y: GraphViews, watch: Watch, features: Callable[[GraphViews], Tensor], relative: bool = False
+def match_by_features(
+    x: SpaceGraph, y: SpaceGraph, watch: Watch, features: Callable[[SpaceGraph], Tensor], relative: bool = False
 ) -> Tensor:
     """Points of near features (., d) matched; ``relative`` ones count by their spread, each for itself."""
     u, v = features(x), features(y)
@@ -202,62 +202,64 @@ def by_features(
         spread = both.std(0)
         kept = spread > torch.finfo(u.dtype).eps * both.abs().amax(0)
         u, v = u[:, kept] / spread[kept], v[:, kept] / spread[kept]
-    return plan_of(relative_cost(u, v, product_plan(x, y, watch)), x.mass, y.mass)
+    return plan_from_cost(relative_cost(u, v, product_plan(x, y, watch)), x.mass, y.mass)
 
 
-def by_matrices(x: GraphViews, y: GraphViews, watch: Watch, matrix: Callable[[GraphViews], Tensor]) -> Tensor:
+def match_by_matrices(x: SpaceGraph, y: SpaceGraph, watch: Watch, matrix: Callable[[SpaceGraph], Tensor]) -> Tensor:
     """Where proximal steps take the product plan on other distances of the same points."""
     X, Y, p, q = matrix(x), matrix(y), x.mass, y.mass
-    loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.directed), p[:, None] * q
+    loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.has_directions), p[:, None] * q
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
     score = lambda plan, epsilon: loss.cost(plan, p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
     return flush_small(proximal_steps(score, product.log2(), p, q, epsilon_levels(unit), watch).exp2_())
 
 
-def by_spectra(x: GraphViews, y: GraphViews, watch: Watch, width: float) -> Tensor:
+def match_by_spectra(x: SpaceGraph, y: SpaceGraph, watch: Watch, width: float) -> Tensor:
     """Points matched by sum_kl <u_k, 1> <v_l, 1> u_k v_l^T / ((a_k - b_l)^2 + width^2) of both spectra (a, u), (b, v),
     in which no sign of an eigenvector matters."""
     (a, U), (b, V) = x.spectrum, y.spectrum
     weights = (U.sum(0)[:, None] * V.sum(0)) / ((a[:, None] - b).square() + width**2)
     likeness = U @ weights @ V.T
     cost = likeness.max() - likeness
-    return plan_of(cost / (cost * product_plan(x, y, watch)).sum().clamp_min(1e-30), x.mass, y.mass)
+    return plan_from_cost(cost / (cost * product_plan(x, y, watch)).sum().clamp_min(1e-30), x.mass, y.mass)
 
 
-def by_subtrees(x: GraphViews, y: GraphViews, watch: Watch, depth: int) -> Tensor | None:
+def match_by_subtrees(x: SpaceGraph, y: SpaceGraph, watch: Watch, depth: int) -> Tensor | None:
     """Points matched by what the trees around them have in common."""
-    found = likeness(x.contrast, y.contrast, depth) if x.sparse and y.sparse else None
+    found = compare_subtrees(x.contrast, y.contrast, depth) if x.is_sparse and y.is_sparse else None
     if found is None:
         return None
     missing = ((found.amax(1, keepdim=True) - found) / EDGES).clamp_max(MOST_MISSING)
-    return plan_of(missing / SHARPNESS, x.mass, y.mass)
+    return plan_from_cost(missing / SHARPNESS, x.mass, y.mass)
 
 
-def hop_quantiles(x: GraphViews) -> Tensor:
+def hop_quantiles(x: SpaceGraph) -> Tensor:
     """The distribution of hops from each point (N, .)."""
     return quantiles(x.hops, x.mass, N_QUANTILES)
 
 
-def heat_quantiles(x: GraphViews, time: float) -> Tensor:
+def heat_quantiles(x: SpaceGraph, time: float) -> Tensor:
     """The distribution over all points of the heat from each (N, .), and of that to each where these differ."""
     heat = x.heat(time)
-    ways = (heat, heat.T) if x.directed else (heat,)
+    ways = (heat, heat.T) if x.has_directions else (heat,)
     return torch.cat([quantiles(way, x.mass, N_QUANTILES) for way in ways], 1)
 
 
 VIEWS: dict[str, View] = {
     "product plan": product_plan,
-    "statistics": partial(by_features, features=GraphViews.statistics, relative=True),
-    "distributions of hops": partial(by_features, features=hop_quantiles),
+    "statistics": partial(match_by_features, features=SpaceGraph.statistics, relative=True),
+    "distributions of hops": partial(match_by_features, features=hop_quantiles),
     **{
-        f"distributions of heat, time {t:g}": partial(by_features, features=partial(heat_quantiles, time=t))
+        f"distributions of heat, time {t:g}": partial(match_by_features, features=partial(heat_quantiles, time=t))
         for t in TIMES
     },
-    **{f"spectra, width {width:g}": partial(by_spectra, width=width) for width in WIDTHS},
-    **{f"subtrees of depth {depth}": partial(by_subtrees, depth=depth) for depth in DEPTHS},
-    "hops": partial(by_matrices, matrix=lambda x: x.hops),
-    **{f"heat, time {time:g}": partial(by_matrices, matrix=partial(GraphViews.heat, time=time)) for time in TIMES},
+    **{f"spectra, width {width:g}": partial(match_by_spectra, width=width) for width in WIDTHS},
+    **{f"subtrees of depth {depth}": partial(match_by_subtrees, depth=depth) for depth in DEPTHS},
+    "hops": partial(match_by_matrices, matrix=lambda x: x.hops),
+    **{
+        f"heat, time {time:g}": partial(match_by_matrices, matrix=partial(SpaceGraph.heat, time=time)) for time in TIMES
+    },
 }
 # For few points: own steps by full matrices, and what differs little from others.
 COSTLY = frozenset(
@@ -271,7 +273,7 @@ COSTLY = frozenset(
 )
 
 
-def plan_of(cost: Tensor, p: Tensor, q: Tensor) -> Tensor:
+def plan_from_cost(cost: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """The plan (N, K) of a cost whose mean is one, blurred, and of masses of sum one."""
     row, column = MarginalConstraint(p.log2()), MarginalConstraint(q.log2())
     score = cost * (-SHARPNESS * LOG2E)

@@ -25,7 +25,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.spaces.hierarchy import Cells, bisect
-from torchgw.strategies.dense import refine_candidates, where_to_start
+from torchgw.strategies.dense import find_candidates, refine_candidates
 from torchgw.types import Coupling
 
 STORED_CELLS = 4096
@@ -67,19 +67,21 @@ def make_streamed_problem(problem: Problem) -> StreamedProblem:
     if linear is not None:
         features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
     first, second = (
-        cells_of(problem, side, axis, own, min(options.ladder.n_cells, max(_halve_cells(len(side.mass)), FEWEST)))
+        make_cells(
+            problem, side, axis, own, min(options.ladder.n_cells, max(_largest_cell_count(len(side.mass)), FEWEST))
+        )
         for axis, (side, own) in enumerate(zip((x, y), features, strict=True))
     )
     kernels = problem.kernels.share(x.ranks)
     return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
 
 
-def _halve_cells(n: int) -> int:
+def _largest_cell_count(n: int) -> int:
     """The largest power of two up to n / 2, as cells are halved: at least two points for each."""
     return 1 << max(n // 2, 1).bit_length() - 1
 
 
-def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
+def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
     """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
     point where that is more than two thirds of them."""
     n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
@@ -95,14 +97,14 @@ def cells_of(problem: Problem, side: ControlledSpace, axis: int, features: Tenso
 
 
 def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...], dict[str, float]]:
-    """Search and solve between the first cells: the solution there, the basins of the search, see `on_points`, and the
+    """Search and solve between the first cells: the solution, the basins of the search, see `lift_basins`, and the
     seconds of both."""
     began, (x, y) = time.perf_counter(), problem.cells
-    small = on_cells(problem, x, y)
+    small = make_cell_problem(problem, x, y)
 
     def search() -> tuple[Solution, tuple[Basin, ...], float]:
         with threads_for(x.cells.count * y.cells.count):
-            candidates, reference = where_to_start(small)
+            candidates, reference = find_candidates(small)
             searched = time.perf_counter()
             solution, candidates = refine_candidates(small, candidates)
         return solution, () if reference is None else list_basins(small, candidates, reference), searched - began
@@ -111,7 +113,7 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
     return solution, basins, {"search": searched, "solve": time.perf_counter() - began - searched}
 
 
-def on_points(problem: StreamedProblem, basins: tuple[Basin, ...]) -> tuple[Basin, ...]:
+def lift_basins(problem: StreamedProblem, basins: tuple[Basin, ...]) -> tuple[Basin, ...]:
     """Basins of the first cells, as matchings of all points."""
     x, y = problem.cells
     label = x.cells.label
@@ -120,7 +122,7 @@ def on_points(problem: StreamedProblem, basins: tuple[Basin, ...]) -> tuple[Basi
     )
 
 
-def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProblem:
+def make_cell_problem(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProblem:
     """The problem between cells, stored."""
     assert x.space is not None
     assert y.space is not None
@@ -131,13 +133,13 @@ def on_cells(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProb
         spaces=(x.space, y.space),
         model=model,
         exact=True,
-        init=coarsened_init(problem.init, x, y),
+        init=coarsen_init(problem.init, x, y),
         tol=None,
         gradient=gradient,
     )
 
 
-def coarsened_init(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
+def coarsen_init(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
     """The start plan (N, K) or pairs (m, 2) coarsened to cells."""
     if init is None:
         return None
@@ -146,7 +148,7 @@ def coarsened_init(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | 
     return y.cells.sums(x.cells.sums(init).T).T
 
 
-def cost_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y: CellSpace) -> FactoredCost:
+def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y: CellSpace) -> FactoredCost:
     """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
     model, sides = problem.model, (problem.x, problem.y)
     small = model.coarsen(x.cells, y.cells)

@@ -44,13 +44,19 @@ Solve = Callable[[StoredProblem, WarmStart, History], Solution]
 def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float, solve: Solve) -> Solution:
     """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
     p, solution = problem.p, first
-    path: tuple[EpsilonStep, ...] = (step_of(problem, first, seconds),)
+    path: tuple[EpsilonStep, ...] = (make_epsilon_step(problem, first, seconds),)
     few = len(problem.p) * len(problem.q) <= FEW_PAIRS
     least = (LEFT_OF_FEW if few else LEFT) * problem.energy_scale
     for number in range(1, MOST_STEPS + 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.warm_start
         left = problem.lowers_epsilon and solution.status.converged and path[-1].value > least
-        if not left or end is None or end.cost is None or problem.watch.should_skip() or blur(solution, p) < SHARP:
+        if (
+            not left
+            or end is None
+            or end.cost is None
+            or problem.watch.should_skip()
+            or mean_row_entropy(solution, p) < SHARP
+        ):
             break
         reason = precision_warning(end.cost, epsilon, problem.options)
         if reason is not None:
@@ -66,7 +72,7 @@ def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float,
             path = (*path[:-1], replace(path[-1], seconds=path[-1].seconds + spent))
             break
         moved = float(p @ (found.plan.argmax(1) != solution.plan.argmax(1)).to(p) / p.sum())
-        path = (*path, replace(step_of(problem, found, spent), epsilon=epsilon, moved=moved))
+        path = (*path, replace(make_epsilon_step(problem, found, spent), epsilon=epsilon, moved=moved))
         logger.info("continuation: %s", path[-1])
         solution = found.add_iterations(solution)
         if path[-1].value > (1 - FALL) * path[-2].value or moved < MOVED:
@@ -74,13 +80,13 @@ def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float,
     return replace(solution, path=path)
 
 
-def blur(solution: Solution, p: Tensor) -> float:
+def mean_row_entropy(solution: Solution, p: Tensor) -> float:
     """Mean entropy of the rows of a stored plan, in nats, over points with masses p (N,)."""
     entropy = entropy_and_margin(DenseCoupling(solution.plan))[0]
     return float((p * entropy).sum() / p.sum())
 
 
-def step_of(problem: Problem, found: Solution, seconds: float) -> EpsilonStep:
+def make_epsilon_step(problem: Problem, found: Solution, seconds: float) -> EpsilonStep:
     """What is told of the epsilon asked for, which begins a path."""
     return EpsilonStep(
         epsilon=problem.model.epsilon,

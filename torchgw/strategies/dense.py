@@ -19,25 +19,25 @@ from torchgw.objective.exact import ExactGradient, ensure_products
 from torchgw.objective.sampled import NOTHING, restore_memory
 from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import NEAR, is_clear_minimum
-from torchgw.search.basins import basins_of_plans, find_basins, list_basins
+from torchgw.search.basins import find_basins, find_basins_with_plans, list_basins
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
-from torchgw.search.full_starts import FEW_PAIRS, product_starts, sharp_starts
-from torchgw.search.initial_guesses import random_plans
+from torchgw.search.full_starts import FEW_PAIRS, make_product_starts, make_unregularized_starts
+from torchgw.search.initial_guesses import draw_random_plans
 from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, run_fixed_point
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continue_in_epsilon
-from torchgw.strategies.escape import SecondOrder, escape_saddle, should_check_saddle
+from torchgw.strategies.escape import SaddleCheck, escape_saddle, should_check_saddle
 from torchgw.strategies.sharp import (
     descend_model,
-    descend_without_entropy,
-    first_step,
+    descend_unregularized,
     sharpen,
     sharpen_model,
     single_pair_plan,
-    solve_without_entropy,
+    solve_unregularized,
+    take_first_step,
 )
 from torchgw.strategies.smooth import solve_entropic
 
@@ -47,7 +47,7 @@ SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it 
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
 PRODUCT_PAIRS = 1_000_000
-FORM_ENDS, FORMS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
+MODEL_ENDS, MODELS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
 SADDLE = "a saddle that was left"
 OTHERS = "product plan, random plans or one pair"
@@ -106,7 +106,7 @@ def solve_dense(
     if solution is streamed:
         return streamed
     model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
-    second = SecondOrder(solution)
+    second = SaddleCheck(solution)
     if should_check_saddle(problem, solution, model.epsilon):
         second = escape_saddle(problem.with_epsilon(model.epsilon), solution, (wide[0], wide[1]))
     solution, solved = second.solution, time.perf_counter()
@@ -123,7 +123,7 @@ def solve_dense(
         value_exact=found.quadratic.exact,
         value_error=found.quadratic.error,
         values=values,
-        certificate=replace(certificate, curvature=second.curvature, curvature_error=second.error),
+        certificate=replace(certificate, curvature=second.curvature, curvature_error=second.curvature_error),
         escapes=second.escapes,
         basins=basins,
         ladder=ladder,
@@ -134,7 +134,7 @@ def solve_dense(
 def _search_and_descend(problem: StoredProblem) -> InitialSolution:
     """The lowest end of what a search on all points found."""
     began = time.perf_counter()
-    candidates, reference = where_to_start(problem)
+    candidates, reference = find_candidates(problem)
     searched = time.perf_counter() - began
     solution, candidates = refine_candidates(problem, candidates)
     basins = () if reference is None else list_basins(problem, candidates, reference)
@@ -157,7 +157,7 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
         assert coarse is not None
         if number and problem.watch.should_skip():
             break
-        led = problem.stage(f"landmarks-{number}", partial(basins_of_plans, lead, coarse))
+        led = problem.stage(f"landmarks-{number}", partial(find_basins_with_plans, lead, coarse))
         if led is not None:
             between += [each for each in led[0] if lead is problem or each.start.plan is not None]
             reference = led[1]
@@ -170,17 +170,17 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
     if init is not None and init.is_floating_point():
         plans = [(init.to(p), True)]
     elif init is None and model.alpha > 0:
-        starts = [candidate.start for candidate in product_starts(leads[0])[:1]]
+        starts = [candidate.start for candidate in make_product_starts(leads[0])[:1]]
         plans = [(product, False)] if len(p) * len(q) <= PRODUCT_PAIRS else []
     if init is None and few and model.alpha > 0:
-        plans += [(plan, False) for plan in random_plans(product, RANDOM_PLANS, problem.generator)]
+        plans += [(plan, False) for plan in draw_random_plans(product, RANDOM_PLANS, problem.generator)]
     if model.marginals.varied:
         plans.append((single_pair_plan(problem), True))
     found.sort(key=lambda each: each[0].energy)
     others = descend_model(problem, starts, plans, init is None or few)
     end = min([found[0][0], *others], key=lambda each: each.energy)
     if end is not found[0][0]:  # which no start of the search led to
-        found = [(end, replace(_with_end(found[0][1], end), count=0, origin=OTHERS, rejected=())), *found]
+        found = [(end, replace(_with_solution(found[0][1], end), count=0, origin=OTHERS, rejected=())), *found]
     candidates = [*(candidate for _, candidate in found), *rest]
     return InitialSolution(end, searched, () if reference is None else list_basins(problem, candidates, reference))
 
@@ -198,7 +198,7 @@ def _descend_surrogates(
         own, lead = lead is leads[0] is problem, replace(lead, watch=problem.watch)
         with problem.watch.within(f"lead-{number}"):
             blurred, began = lead.with_epsilon(lead.epsilon), time.perf_counter()
-            candidates, reference = where_to_start(blurred)
+            candidates, reference = find_candidates(blurred)
             seconds += time.perf_counter() - began
             first, candidates = refine_candidates(blurred, candidates)
             if own or problem.model.marginals.varied:
@@ -207,7 +207,7 @@ def _descend_surrogates(
                 part = sharpen_model(lead, first, lead)
                 end = descend_model(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
         best = candidates[0] if own else replace(candidates[0], rejected=())  # whose energies are others
-        found.append((end, _with_end(best, end)))
+        found.append((end, _with_solution(best, end)))
         rest += candidates[1:] if own else []
         problem = replace(problem, watch=problem.watch.without_callback())
     return found, rest, reference, seconds
@@ -218,12 +218,12 @@ def _descend_best(
 ) -> tuple[list[tuple[Solution, Candidate]], list[Candidate]]:
     """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others where their
     energies are of the same objective."""
-    raced, beaten = _rank_after_one_step(problem, [c for c in candidates if c.start.plan is not None], FORMS_NEARLY)
+    raced, beaten = _rank_after_one_step(problem, [c for c in candidates if c.start.plan is not None], MODELS_NEARLY)
     ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.without_callback())
-    for position, candidate in enumerate(raced[:FORM_ENDS]):
+    for position, candidate in enumerate(raced[:MODEL_ENDS]):
         if position == 0 or not problem.watch.should_skip():
-            end = problem.stage(f"descend-{position}", partial(descend_without_entropy, problem, candidate.start))
-            ends.append((end, _with_end(candidate, end)))
+            end = problem.stage(f"descend-{position}", partial(descend_unregularized, problem, candidate.start))
+            ends.append((end, _with_solution(candidate, end)))
         problem = quiet
     rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
     return ends, [] if problem.model.marginals.varied else rest
@@ -234,7 +234,7 @@ def _basin_past_saddle(basin: Basin, end: DenseCoupling, energy: float) -> Basin
     return replace(basin, energy=max(energy, 0.0), origin=SADDLE, matching=end.argmax(1))
 
 
-def _with_end(candidate: Candidate, end: Solution) -> Candidate:
+def _with_solution(candidate: Candidate, end: Solution) -> Candidate:
     """A candidate with the energy and matching of the end that it led to."""
     matching = end.plan.argmax(1)
     return replace(candidate, energy=max(end.energy, 0.0), level="full", matching=matching)
@@ -253,7 +253,7 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
     best, others, solver = (
         candidates[0],
         candidates[1:],
-        solve_without_entropy if problem.has_no_entropy else solve_entropic,
+        solve_unregularized if problem.has_no_entropy else solve_entropic,
     )
     near, most = (SHARP_TIE, 2) if problem.has_no_entropy else (NEAR_TIE, 1)
     slack = TINY * problem.unit  # energies are known no better
@@ -274,14 +274,14 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
         and best.level != "given"
         and pairs <= (FEW_PAIRS if best.has_annealed_plan else PRODUCT_PAIRS)
     ):
-        contenders += product_starts(problem)[-1 if best.has_annealed_plan else 0 :]
+        contenders += make_product_starts(problem)[-1 if best.has_annealed_plan else 0 :]
     ends: list[Solution] = []
     quiet = replace(problem, watch=problem.watch.without_callback())  # the callback hears of one solve
     for position, candidate in enumerate(contenders):
         if position == 0 or not problem.watch.should_skip():
             if position:  # anchors of another basin
                 restore_memory(problem.gradient, NOTHING)
-            taken = descend_without_entropy if best.has_annealed_plan else solver
+            taken = descend_unregularized if best.has_annealed_plan else solver
             ends.append(problem.stage(f"solve-{position}", partial(taken, problem, candidate.start)))
         problem = quiet
     contenders = contenders[: len(ends)]
@@ -289,11 +289,11 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
     if best.has_annealed_plan and not (alone or problem.watch.should_skip()):
         lowest = min(range(len(ends)), key=lambda i: ends[i].energy)
         start = replace(contenders[lowest].start, plan=None)
-        further = problem.stage("further", partial(solve_without_entropy, problem, start))
+        further = problem.stage("further", partial(solve_unregularized, problem, start))
         if further.energy < ends[lowest].energy:
             ends[lowest] = further
     settled = [
-        replace(_with_end(c, end), is_local_optimum=problem.has_no_entropy)
+        replace(_with_solution(c, end), is_local_optimum=problem.has_no_entropy)
         for c, end in zip(contenders, ends, strict=True)
     ]
     model, minimised = problem.model, [end.energy for end in ends]
@@ -319,7 +319,7 @@ def _rank_after_one_step(
     for position, candidate in enumerate(candidates):
         if position and problem.watch.should_skip():
             break
-        end = quiet.stage(f"race-{position}", partial(first_step, quiet, candidate.start))
+        end = quiet.stage(f"race-{position}", partial(take_first_step, quiet, candidate.start))
         start, energy = replace(candidate.start, plan=end.plan.to(problem.masses[0])), max(end.value, 0.0)
         found = replace(candidate, start=start, energy=energy, matching=end.plan.argmax(1), has_annealed_plan=annealed)
         raced.append(replace(found, level="full"))
@@ -328,12 +328,12 @@ def _rank_after_one_step(
     return raced[:near], [*raced[near:], *candidates[len(raced) :]]
 
 
-def where_to_start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
+def find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     """What the user gave, else what the coarse stage found, the best first, else the product plan."""
-    return problem.stage("search", partial(_start, problem))
+    return problem.stage("search", partial(_find_candidates, problem))
 
 
-def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
+def _find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     init = problem.init
     log_p, log_q = (mass.log2() for mass in problem.masses)
     if init is None and problem.options.coarse is not None:
@@ -341,7 +341,7 @@ def _start(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
     if init is None:
         start = product_start(log_p, log_q)
     elif init.is_floating_point() and problem.has_no_entropy:
-        return sharp_starts(problem, init.to(log_p.dtype), "given", "given"), None
+        return make_unregularized_starts(problem, init.to(log_p.dtype), "given", "given"), None
     elif init.is_floating_point():
         start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
     else:

@@ -45,7 +45,7 @@ MOST_LOG = 3.0  # logarithm of the factor that an entry changes by at most
 LOWER = 1e-9  # of the largest squared distance: an end that is lower by less is the same
 
 
-class SecondOrder(NamedTuple):
+class SaddleCheck(NamedTuple):
     """A solution that is no saddle as far as was looked.
 
     solution : itself.
@@ -56,7 +56,7 @@ class SecondOrder(NamedTuple):
 
     solution: Solution
     curvature: float | None = None
-    error: float | None = None
+    curvature_error: float | None = None
     escapes: int = 0
 
 
@@ -74,32 +74,32 @@ def should_check_saddle(problem: StoredProblem, solution: Solution, epsilon: flo
 
 def escape_saddle(
     problem: StoredProblem, solution: Solution, spaces: tuple[DistanceProvider, DistanceProvider]
-) -> SecondOrder:
+) -> SaddleCheck:
     """The solution of a problem with entropy, or the lower one that its saddle leads to; ``spaces`` in float64."""
     quiet, escapes, model = replace(problem, watch=problem.watch.without_callback()), 0, problem.model
     quadratic = ExactGradient(*spaces, *model.masses, model.loss)
     while True:
         hessian = hessian_of(DenseCoupling(solution.plan.double()), model, spaces, not model.has_hard_marginals)
         empty = hessian.size == 0  # of a space whose distances are all zero, or a plan without mass
-        ends = None if empty else lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_firm)
+        ends = None if empty else lanczos(hessian, 1, tol=TOLERANCE, max_steps=STEPS, enough=_is_clearly_positive)
         if ends is None or len(ends.values) == 0:
-            return SecondOrder(solution, math.inf, 0.0, escapes)
+            return SaddleCheck(solution, math.inf, 0.0, escapes)
         curvature = float(ends.values[0])
-        found = SecondOrder(solution, curvature, float(ends.errors[0]), escapes)
+        found = SaddleCheck(solution, curvature, float(ends.errors[0]), escapes)
         left = problem.options.stopping.max_iter - solution.n_iter
         if curvature >= -FLAT or escapes == MOST_ESCAPES or left < 1 or problem.watch.should_skip():
             return found
         stopping = replace(problem.options.stopping, max_iter=left)
         further = replace(quiet, options=replace(problem.options, stopping=stopping))
-        bound = _objective(model, quadratic, solution) - LOWER * problem.unit
-        for number, start in enumerate(_both_ways(further, solution, hessian, ends)):
+        bound = _evaluate_objective(model, quadratic, solution) - LOWER * problem.unit
+        for number, start in enumerate(_make_saddle_starts(further, solution, hessian, ends)):
             descent = partial(solve_entropic, further, start, solution.history.copy())
             try:
                 best = quiet.stage(f"escape-{escapes}-{number}", descent)
             except FloatingPointError as error:  # of this way alone: the plan that it began near is as good as before
                 logger.info("a way from a saddle led nowhere: %s", error)
                 continue
-            if _objective(model, quadratic, best) < bound:
+            if _evaluate_objective(model, quadratic, best) < bound:
                 break
         else:
             return found
@@ -108,22 +108,24 @@ def escape_saddle(
         solution, escapes = replace(best.add_iterations(solution), path=solution.path[:-1] + ended), escapes + 1
 
 
-def _is_firm(values: Tensor) -> bool:
+def _is_clearly_positive(values: Tensor) -> bool:
     """Whether Ritz values are so far from zero that none will fall below."""
     return len(values) >= FEW_STEPS and bool(values[0] > FIRM)
 
 
-def _both_ways(
+def _make_saddle_starts(
     problem: StoredProblem, solution: Solution, hessian: Hessian, ends: ExtremeEigenpairs
 ) -> list[WarmStart]:
     """Starts on both sides of a plan, along the change of the smallest eigenvalue."""
     T, W = solution.plan.double(), hessian.change(ends.vectors[:, 0]).change.to_dense()
     ratio = torch.where(T > 0, W / T, 0.0)
     ratio = ratio * (LENGTH / (T * ratio.square()).sum().sqrt())
-    return [_start(problem, solution, T * (sign * ratio).clamp(-MOST_LOG, MOST_LOG).exp()) for sign in (1.0, -1.0)]
+    return [
+        _start_from_plan(problem, solution, T * (sign * ratio).clamp(-MOST_LOG, MOST_LOG).exp()) for sign in (1.0, -1.0)
+    ]
 
 
-def _start(problem: StoredProblem, solution: Solution, plan: Tensor) -> WarmStart:
+def _start_from_plan(problem: StoredProblem, solution: Solution, plan: Tensor) -> WarmStart:
     """From a plan (N, K), whose mass is made that of the solution's."""
     p = problem.masses[0]
     coupling = DenseCoupling((plan * (solution.plan.sum() / plan.sum())).to(p))
@@ -132,7 +134,7 @@ def _start(problem: StoredProblem, solution: Solution, plan: Tensor) -> WarmStar
     return replace(solution.warm_start.to(p.dtype), cost=cost, epsilon=problem.epsilon)
 
 
-def _objective(model: Model, quadratic: ExactGradient, solution: Solution) -> float:
+def _evaluate_objective(model: Model, quadratic: ExactGradient, solution: Solution) -> float:
     """F of a solution with its entropy, in float64."""
     plan = solution.plan.double()
     coupling = DenseCoupling(plan)

@@ -51,7 +51,7 @@ from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces.hierarchy import Cells
-from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, cells_of, cost_on_points
+from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, linearise_on_points, make_cells
 
 logger = logging.getLogger("torchgw")
 
@@ -64,7 +64,7 @@ FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
-class Ends(NamedTuple):
+class PointScore(NamedTuple):
     """A score on all points, without what differs from problem to problem of their numbers.
 
     A, B : factors (N, r), (K, r), the ranks' shares.
@@ -80,7 +80,7 @@ class Ends(NamedTuple):
     epsilon: float
 
     @classmethod
-    def of(cls, cost: FactoredCost, score: FactoredScore) -> Ends:
+    def of(cls, cost: FactoredCost, score: FactoredScore) -> PointScore:
         return cls(score.A, score.B, (cost.a, cost.b), (score.row, score.column), score.epsilon)
 
     @property
@@ -90,14 +90,14 @@ class Ends(NamedTuple):
         a, b = FactoredCost(a, b, a, b).offsets(self.epsilon)
         return a - row, b - column
 
-    def sides(self, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
+    def make_constraints(self, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
         """Sides of all points, in the gauge of the score."""
         return model.constraints_from_logs(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
 
 
 @storable
 @dataclass(frozen=True)
-class SolvedRung:
+class LevelSolution:
     """A solved rung of n x n' cells.
 
     cost : on all points.
@@ -112,19 +112,19 @@ class SolvedRung:
     score: FactoredScore
     x: CellSpace
     y: CellSpace
-    linear: LinearProblem
+    linear_problem: LinearProblem
     f: Tensor
     g: Tensor
     n_iter: int
 
     @property
-    def ends(self) -> Ends:
-        return Ends.of(self.cost, self.score)
+    def point_score(self) -> PointScore:
+        return PointScore.of(self.cost, self.score)
 
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class Climb(State):
+class MultilevelState(State):
     """Where the climb stands; its iterations are those of the descents on its rungs.
 
     solved : the last rung.
@@ -134,37 +134,39 @@ class Climb(State):
     descent : how the last descent on a rung ended.
     """
 
-    solved: SolvedRung
+    last_level: LevelSolution
     f: Tensor
     g: Tensor
-    rungs: tuple[Rung, ...]
-    exact: bool
+    levels: tuple[Rung, ...]
+    has_exact_cost: bool
     descent: Status
 
     @property
-    def end(self) -> WarmStart:
+    def warm_start(self) -> WarmStart:
         """To go on from here, in float64."""
-        score = self.solved.score
-        return WarmStart(self.solved.cost.to(torch.float64), self.f - score.row, self.g - score.column, score.epsilon)
+        score = self.last_level.score
+        return WarmStart(
+            self.last_level.cost.to(torch.float64), self.f - score.row, self.g - score.column, score.epsilon
+        )
 
     @property
     def complete(self) -> bool:
         return True
 
-    def without_factors(self) -> Climb:
+    def without_factors(self) -> MultilevelState:
         """The same without what has a row for each point: nothing goes on from it, but its duals are there."""
-        (cost, score), none = (self.solved.cost, self.solved.score), self.f.new_empty(0, 0)
-        solved = replace(self.solved, cost=replace(cost, U=none, V=none), score=replace(score, A=none, B=none))
-        return replace(self, solved=solved)
+        (cost, score), none = (self.last_level.cost, self.last_level.score), self.f.new_empty(0, 0)
+        solved = replace(self.last_level, cost=replace(cost, U=none, V=none), score=replace(score, A=none, B=none))
+        return replace(self, last_level=solved)
 
-    def require_numbers(self) -> None:
+    def require_finite(self) -> None:
         """Refuse potentials that are none."""
         if not bool(torch.cat((self.f, self.g)).lt(math.inf).all()):  # NaN as well
-            epsilon = float(self.solved.score.epsilon)
+            epsilon = float(self.last_level.score.epsilon)
             raise FloatingPointError(f"epsilon = {epsilon:g} is too small: potentials are beyond what float64 holds")
 
 
-def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Status, History]:
+def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[MultilevelState, Status, History]:
     """From the solution between the first cells, found in these seconds, to all points.
 
     The history is that of all descents.
@@ -173,12 +175,16 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
     assert first.warm_start is not None
     g = first.warm_start.g
 
-    def lift(solved: SolvedRung, done: Solution | None, last: Climb | None, began: float) -> Climb:
+    def lift_level(
+        solved: LevelSolution, done: Solution | None, last: MultilevelState | None, began: float
+    ) -> MultilevelState:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
-        f, g, residual, error = lift_state(problem, solved)
-        whole = _complete(problem, solved.x, solved.y)
+        f, g, residual, error = lift_potentials(problem, solved)
+        whole = _has_all_points(problem, solved.x, solved.y)
         if not problem.model.has_hard_marginals and not whole:
-            residual = max(residual, math.inf if last is None else _change_of_plan(problem, last, solved.score, f, g))
+            residual = max(
+                residual, math.inf if last is None else _measure_plan_change(problem, last, solved.score, f, g)
+            )
         told = Rung(
             cells=(solved.x.cells.count, solved.y.cells.count),
             residual=residual,
@@ -188,37 +194,38 @@ def climb(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Cl
             seconds=time.perf_counter() - began,
         )
         logger.info("ladder: %s", told)
-        rungs = (told,) if last is None else (*last.rungs, told)
-        return Climb(
+        rungs = (told,) if last is None else (*last.levels, told)
+        return MultilevelState(
             n_iter=sum(rung.n_iter for rung in rungs),
             n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in rungs),
-            solved=solved,
+            last_level=solved,
             f=f,
             g=g,
-            rungs=rungs,
-            exact=problem.has_factors or (last is not None and (last.exact or (whole and done is not None))),
+            levels=rungs,
+            has_exact_cost=problem.has_factors
+            or (last is not None and (last.has_exact_cost or (whole and done is not None))),
             descent=first.status if last is None else last.descent if done is None else done.status,
         )
 
-    def begin() -> Climb:
+    def begin() -> MultilevelState:
         began = time.perf_counter() - seconds
-        cost = cost_on_points(problem, DenseCoupling(first.plan.to(x.means.dtype)), x, y)
-        return lift(_solve_level(problem, cost, x, y, g), first, None, began)
+        cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.means.dtype)), x, y)
+        return lift_level(_solve_linear_problem(problem, cost, x, y, g), first, None, began)
 
-    def step(state: Climb) -> tuple[Climb, None, Status | None]:
-        last = state.rungs[-1]
+    def step(state: MultilevelState) -> tuple[MultilevelState, None, Status | None]:
+        last = state.levels[-1]
         reached = last.residual + SURE * last.residual_error <= problem.options.ladder.marginal_tol
-        if reached or _complete(problem, state.solved.x, state.solved.y):
+        if reached or _has_all_points(problem, state.last_level.x, state.last_level.y):
             return state, None, state.descent
         began = time.perf_counter()
-        solved, done = _next(problem, state.solved, history, len(state.rungs))
-        return lift(solved, done, state, began), None, None
+        solved, done = _solve_next_level(problem, state.last_level, history, len(state.levels))
+        return lift_level(solved, done, state, began), None, None
 
-    state, status = iterate(Climb, step, begin, Loop(problem.watch, history, None))
+    state, status = iterate(MultilevelState, step, begin, Loop(problem.watch, history, None))
     return state, status, history
 
 
-def climb_levels(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[Climb, Solution]:
+def refine_to_all_points(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[MultilevelState, Solution]:
     """Where the climb ends, and the same as a solution without its plan; a stage.
 
     Raises
@@ -226,11 +233,11 @@ def climb_levels(problem: StreamedProblem, first: Solution, seconds: float) -> t
     FloatingPointError
         When potentials are no numbers.
     """
-    state, status, history = problem.stage("climb", lambda: climb(problem, first, seconds))
-    state.require_numbers()
+    state, status, history = problem.stage("climb", lambda: refine_levels(problem, first, seconds))
+    state.require_finite()
     return state, Solution(
         coupling=None,
-        warm_start=state.end if problem.ranks.count == 1 else None,  # of shares
+        warm_start=state.warm_start if problem.ranks.count == 1 else None,  # of shares
         status=status,
         n_iter=state.n_iter,
         n_iter_sinkhorn=state.n_iter_sinkhorn,
@@ -238,30 +245,32 @@ def climb_levels(problem: StreamedProblem, first: Solution, seconds: float) -> t
     )
 
 
-def lift_state(problem: StreamedProblem, step: SolvedRung) -> tuple[Tensor, Tensor, float, float]:
+def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tensor, Tensor, float, float]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells; and the
     larger L1 marginal error of the plan at full size and its standard error.
 
     Of a relaxed marginal, the change that another half-step would make.
     """
     model, labels = problem.model, None
-    if _complete(problem, step.x, step.y):
+    if _has_all_points(problem, step.x, step.y):
         labels = step.x.cells.label, step.y.cells.label
     draws = [
         None if len(mass) <= SAMPLED_POINTS else draw_uniform(mass, SAMPLED_POINTS, problem.generator)
         for mass in model.masses
     ]
-    cells = step.linear.A, step.linear.B, step.f, step.g
-    f, g, errors = _lift_side(problem.kernels.local_kernel, model, step.ends, cells, labels, draws, problem.ranks)
+    cells = step.linear_problem.A, step.linear_problem.B, step.f, step.g
+    f, g, errors = _lift_both_sides(
+        problem.kernels.local_kernel, model, step.point_score, cells, labels, draws, problem.ranks
+    )
     one, its_error, other, other_error = to_host(errors)[0].tolist()
     return f, g, *max((one, its_error), (other, other_error))
 
 
 @as_cuda_graph()
-def _lift_side(
+def _lift_both_sides(
     kernel: Kernel,
     model: Model,
-    ends: Ends,
+    ends: PointScore,
     cells: tuple[Tensor, Tensor, Tensor, Tensor],
     labels: tuple[Tensor, Tensor] | None,
     draws: list[Tensor | torch.Generator | None],
@@ -269,7 +278,7 @@ def _lift_side(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Potentials of all points from factors and potentials of the cells, which may be the points with these labels, and
     for either side the L1 error and its standard error (4,)."""
-    sides, (A, B, f, g) = ends.sides(model), cells
+    sides, (A, B, f, g) = ends.make_constraints(model), cells
     if labels is None:
         row, column = sides
         at_rows = ranks.all_gather(kernel.bind(ends.A, B).softmin(g, 1), len(model.p))
@@ -308,7 +317,9 @@ def _marginal_errors(
     return torch.stack(found)
 
 
-def _change_of_plan(problem: StreamedProblem, last: Climb, score: FactoredScore, f: Tensor, g: Tensor) -> float:
+def _measure_plan_change(
+    problem: StreamedProblem, last: MultilevelState, score: FactoredScore, f: Tensor, g: Tensor
+) -> float:
     """L1 change of the plan since the last rung, from the rows of up to 1000 points.
 
     Relaxed marginals are no test of a cost: the plan follows it wherever that leads.
@@ -321,37 +332,40 @@ def _change_of_plan(problem: StreamedProblem, last: Climb, score: FactoredScore,
     for part, scale in zip(parts(index, k), parts(weight, k), strict=True):
         one, other = (
             (ranks.gather(scored.A, len(p), part) @ scored.B.T).double().add_(u[part, None]).add_(ranks.own(v)).exp2_()
-            for scored, u, v in ((last.solved.score, last.f, last.g), (score, f, g))
+            for scored, u, v in ((last.last_level.score, last.f, last.g), (score, f, g))
         )
         total += scale @ (one - other).abs().sum(1)
     return float(ranks.sum(total))
 
 
-def _next(
-    problem: StreamedProblem, step: SolvedRung, history: History, rung: int
-) -> tuple[SolvedRung, Solution | None]:
+def _solve_next_level(
+    problem: StreamedProblem, step: LevelSolution, history: History, rung: int
+) -> tuple[LevelSolution, Solution | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
     old, epsilon = step.score, problem.epsilon
-    x = cells_of(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
-    y = cells_of(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
+    x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
+    y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
     model = problem.model.coarsen(x.cells, y.cells)
-    last, kernel = _linear(problem.model, step.ends, x.cells, y.cells, problem.ranks), problem.kernels.streamed
-    f = last.row.potential(kernel.bind(last.A, step.linear.B).softmin(step.g, 1))
-    g = last.column.potential(kernel.bind(step.linear.A, last.B).softmin(step.f, 0))
+    last, kernel = (
+        _make_linear_problem(problem.model, step.point_score, x.cells, y.cells, problem.ranks),
+        problem.kernels.streamed,
+    )
+    f = last.row.potential(kernel.bind(last.A, step.linear_problem.B).softmin(step.g, 1))
+    g = last.column.potential(kernel.bind(step.linear_problem.A, last.B).softmin(step.f, 0))
     f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
     g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
-    complete, stored = _complete(problem, x, y), _store_state(problem, x, y)
+    complete, stored = _has_all_points(problem, x, y), _stores_plan(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (problem.has_factors or complete))):
-        return _solve_level(problem, step.cost, x, y, g), None
+        return _solve_linear_problem(problem, step.cost, x, y, g), None
     cost = problem.model.average_cost(step.cost, x.cells, y.cells)
     assert cost is not None
     dtype = cost.U.dtype
     p, q = (mass.to(dtype) for mass in model.masses)
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
-    inner = _inner(problem, x, y, replace(problem.options.sinkhorn, tol=tolerance(problem)))
+    inner = _make_inner_solver(problem, x, y, replace(problem.options.sinkhorn, tol=inner_tolerance(problem)))
     start = WarmStart(cost, f.to(dtype), g.to(dtype), epsilon)
     loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
     descent = partial(descend, gradient, start, inner, problem.options, loop, by_value=loose)
@@ -364,41 +378,43 @@ def _next(
         cost = gradient(done.coupling, p).restrict(x.cells.label, y.cells.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
-        cost = cost_on_points(problem, done.coupling, x, y)
-    return _solve_level(problem, cost, x, y, done.warm_start.g), done
+        cost = linearise_on_points(problem, done.coupling, x, y)
+    return _solve_linear_problem(problem, cost, x, y, done.warm_start.g), done
 
 
-def _solve_level(problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor) -> SolvedRung:
+def _solve_linear_problem(
+    problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor
+) -> LevelSolution:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
-    tight = tolerance(problem) < FLOAT32_RESIDUAL
+    tight = inner_tolerance(problem) < FLOAT32_RESIDUAL
     error = SCORE_SHARE * problem.options.ladder.marginal_tol
     score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
-    arguments = problem.model, Ends.of(cost, score), x.cells, y.cells, problem.ranks
+    arguments = problem.model, PointScore.of(cost, score), x.cells, y.cells, problem.ranks
     linear, f, g = _begin_level(problem.kernels.streamed, g, *arguments)
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
-    left = 0.0 if _store_state(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
-    tol = max(tolerance(problem), left)
+    left = 0.0 if _stores_plan(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
+    tol = max(inner_tolerance(problem), left)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
     with threads_for(x.cells.count * y.cells.count):
-        run = partial(_inner(problem, x, y, last).potentials, linear, f, g)
-        state = problem.run_on_first(run) if _store_state(problem, x, y) else run()
-    return SolvedRung(cost, score, x, y, linear, state.f, state.g, state.n_iter)
+        run = partial(_make_inner_solver(problem, x, y, last).potentials, linear, f, g)
+        state = problem.run_on_first(run) if _stores_plan(problem, x, y) else run()
+    return LevelSolution(cost, score, x, y, linear, state.f, state.g, state.n_iter)
 
 
 @as_cuda_graph()
 def _begin_level(
-    kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
+    kernel: StreamedKernel, g: Tensor, model: Model, ends: PointScore, x: Cells, y: Cells, ranks: Ranks
 ) -> tuple[LinearProblem, Tensor, Tensor]:
     """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
-    linear = _linear(model, ends, x, y, ranks)
+    linear = _make_linear_problem(model, ends, x, y, ranks)
     A, B = linear.A, linear.B
     g = g.to(A.dtype) + y.means(ends.shifts[1][:, None], model.q)[:, 0].to(A.dtype)
     return linear, linear.row.potential(kernel.bind(A, B).softmin(g, 1)), g
 
 
 @as_cuda_graph()
-def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
+def _make_linear_problem(model: Model, ends: PointScore, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
     """The linear problem between cells, for a score on all points."""
     small, dtype = model.coarsen(x, y), ends.A.dtype
     sides = zip((x, y), ends.offsets, model.masses, strict=True)
@@ -408,24 +424,24 @@ def _linear(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> Linea
     return LinearProblem(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
 
 
-def tolerance(problem: StreamedProblem) -> float:
+def inner_tolerance(problem: StreamedProblem) -> float:
     """Of the inner solves: a tenth of what the marginals may be off by, or what the options ask for."""
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
 
 
-def _complete(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _has_all_points(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     """Whether these cells are all points."""
     return x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
 
 
-def _store_state(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _stores_plan(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
-    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _complete(problem, x, y)
+    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _has_all_points(problem, x, y)
 
 
-def _inner(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> InnerSolver:
+def _make_inner_solver(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> InnerSolver:
     model = replace(problem.model.coarsen(x.cells, y.cells), epsilon=problem.epsilon)
-    if _store_state(problem, x, y):
+    if _stores_plan(problem, x, y):
         return StoredSolver(problem.kernels.stored, model, options)
     return StreamedSolver(
         problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted, problem.ranks

@@ -30,7 +30,7 @@ CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
 LEADING = "leading factors"  # whose gradient such a plan has
 
 
-def plain(space: DistanceProvider) -> bool:
+def has_only_entries(space: DistanceProvider) -> bool:
     """Whether a space has neither factors nor products of its own."""
     return space.factors() is None and not multiplies(space)
 
@@ -38,7 +38,12 @@ def plain(space: DistanceProvider) -> bool:
 def make_surrogate(asked: Problem) -> Problem | None:
     """The problem between factors, where products of distances take long, these may be stored to find factors, and the
     factors leave little; else None."""
-    if not asked.exact or asked.tol is not None or asked.model.loss is not SQUARE or not any(map(plain, asked.spaces)):
+    if (
+        not asked.exact
+        or asked.tol is not None
+        or asked.model.loss is not SQUARE
+        or not any(map(has_only_entries, asked.spaces))
+    ):
         return None
     n, k = (len(mass) for mass in asked.model.masses)
     if (
@@ -58,7 +63,7 @@ def _factor_space(asked: Problem) -> tuple[FactoredDistances | None, ...] | None
     """Leading factors of each space that is plain, None for another; none where those of a space leave much."""
     spaces: list[FactoredDistances | None] = []
     for space, mass in zip(asked.spaces, asked.model.masses, strict=True):
-        if not plain(space):
+        if not has_only_entries(space):
             spaces.append(None)
             continue
         narrow = space.to(mass.device, loop_dtype(asked.options.mixed_precision))

@@ -14,8 +14,8 @@ from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.cells import make_streamed_problem, on_points, solve_on_cells
-from torchgw.strategies.continuation import step_of
+from torchgw.strategies.cells import lift_basins, make_streamed_problem, solve_on_cells
+from torchgw.strategies.continuation import make_epsilon_step
 
 SEARCH_EPSILON = 1e-3  # of the largest squared distance
 
@@ -52,7 +52,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
         value_error=found.quadratic.error,
         values=values,
         certificate=certificate,
-        basins=on_points(problem, basins),
-        path=(step_of(asked, solution, solved - began),) if asked.auto else (),
+        basins=lift_basins(problem, basins),
+        path=(make_epsilon_step(asked, solution, solved - began),) if asked.auto else (),
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )

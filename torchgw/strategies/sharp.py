@@ -43,7 +43,7 @@ from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import TransportError, equal_masses, solve_assignment
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.strategies.continuation import step_of
+from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import is_symmetric
 
 logger = logging.getLogger("torchgw")
@@ -53,7 +53,7 @@ RATIO = 0.5
 STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
-TOLERANCE, LED_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value; between factors that only lead
+TOLERANCE, SURROGATE_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value; between factors that only lead
 EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 CORRECTIONS = 10  # of leading factors at the ends that they lead to
@@ -63,7 +63,7 @@ FIRST = 1  # step, that says which of several plans leads lowest
 StateT = TypeVar("StateT", bound=State)
 
 
-def solve_without_entropy(
+def solve_unregularized(
     problem: StoredProblem, start: WarmStart, history: History | None = None, lead: StoredProblem | None = None
 ) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
@@ -90,30 +90,32 @@ def solve_without_entropy(
     dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
     descent = _Descent(problem, now.history, limit)
     found = descent.solve(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
-    found = _exchanged_further(problem, descent, found)
+    found = _improve_by_exchanges(problem, descent, found)
     warning = precision_warning(now.warm_start.cost, epsilon, problem.options)
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
-def descend_without_entropy(problem: StoredProblem, start: WarmStart) -> Solution:
+def descend_unregularized(problem: StoredProblem, start: WarmStart) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
     descent = _Descent(problem, History(), problem.options.stopping.max_iter)
     found = descent.solve(start.plan, start.column_dual(problem.masses[1]), True, rough=True)
-    return _exchanged_further(problem, descent, found)
+    return _improve_by_exchanges(problem, descent, found)
 
 
-def first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
+def take_first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
     """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual = start.column_dual(problem.masses[1])
     if problem.model.is_standard:
-        return frank_wolfe(descent.first, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.loop())[0]
-    form = descent.forms[0]
+        return frank_wolfe(
+            descent.first_gradient, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.make_loop()
+        )[0]
+    form = descent.model_forms[0]
     found, _ = frank_wolfe(
-        form, form.extend(plan), form.extend_duals(dual), form.make_polytope(False, True), descent.loop()
+        form, form.extend(plan), form.extend_duals(dual), form.make_polytope(False, True), descent.make_loop()
     )
     return replace(found, plan=form.restrict(found.plan))
 
@@ -123,13 +125,13 @@ def sharpen_model(problem: StoredProblem, blurred: Solution, lead: StoredProblem
     assert blurred.warm_start is not None
     start = blurred.warm_start.to(problem.masses[0].dtype)
     return problem.stage(
-        "sharpen", partial(solve_without_entropy, problem, start, blurred.history.copy(), lead)
+        "sharpen", partial(solve_unregularized, problem, start, blurred.history.copy(), lead)
     ).add_iterations(blurred)
 
 
 def single_pair_plan(problem: StoredProblem) -> Tensor:
     """The plan (N, K) of one pair that is worth the most."""
-    return _Descent(problem, History(), FIRST).forms[-1].best_single_pair()
+    return _Descent(problem, History(), FIRST).model_forms[-1].best_single_pair()
 
 
 def descend_model(
@@ -139,10 +141,10 @@ def descend_model(
     whether it is gone down from at once, or led by other models."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.without_callback())
     others, found = list[partial[Solution]](), list[Solution]()
-    others += [partial(solve_without_entropy, quiet, start, lead=quiet.search_problems[0]) for start in starts]
+    others += [partial(solve_unregularized, quiet, start, lead=quiet.search_problems[0]) for start in starts]
     for plan, at_once in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
-        others.append(partial(descent.by_form, plan, nowhere, exact, True, at_once))
+        others.append(partial(descent.solve_model, plan, nowhere, exact, True, at_once))
     for number, other in enumerate(others):
         if number == 0 or not problem.watch.should_skip():
             found.append(quiet.stage(f"other-{number}", other))
@@ -157,17 +159,17 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
     sharp = problem.with_epsilon(0.0)
-    found = problem.stage("sharpen", partial(solve_without_entropy, sharp, start, first.history.copy()))
+    found = problem.stage("sharpen", partial(solve_unregularized, sharp, start, first.history.copy()))
     if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.should_skip()):
         logger.info("the sharp end at %.6g is not taken: %s", found.energy, found.status)
         return first
     moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
-    step = replace(step_of(sharp, found, time.perf_counter() - began), moved=moved)
+    step = replace(make_epsilon_step(sharp, found, time.perf_counter() - began), moved=moved)
     logger.info("sharpened: %s", step)
     return replace(found.add_iterations(first), path=(*first.path, step))
 
 
-def _exchanged_further(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
+def _improve_by_exchanges(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
     """What exchanges of matches lead to, where that is lower."""
     exchanged = None if problem.watch.should_skip() else _exchange_matches(problem, found)
     if exchanged is None:
@@ -214,9 +216,9 @@ class _FactoredEnd(NamedTuple):
     exact : whether the cost is the exact one.
     """
 
-    end: FactoredDescent
+    descent: FactoredDescent
     status: Status
-    exact: bool
+    is_exact: bool
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ class _Descent:
     limit: int
 
     @property
-    def exact(self) -> ExactGradient | MatchingGradient:
+    def exact_gradient(self) -> ExactGradient | MatchingGradient:
         """The gradient that decides, of plans of few entries where products of stored matrices take long."""
         wide = self.problem.wide
         assert wide is not None
@@ -241,23 +243,23 @@ class _Descent:
         return (MatchingGradient.of(wide) if long else None) or wide
 
     @property
-    def first(self) -> ExactGradient | MatchingGradient:
+    def first_gradient(self) -> ExactGradient | MatchingGradient:
         """The gradient that leads most of the way: between leading factors where the problem has some."""
         leading, wide = self.problem.quadratic, self.problem.wide
         assert wide is not None
-        return leading.to(torch.float64, wide) if isinstance(leading, SurrogateGradient) else self.exact
+        return leading.to(torch.float64, wide) if isinstance(leading, SurrogateGradient) else self.exact_gradient
 
-    def loop(self, tol: float = TOLERANCE) -> Loop:
+    def make_loop(self, tol: float = TOLERANCE) -> Loop:
         """The next loop, for the iterations that are left."""
         least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
         left = max(self.limit - len(self.history.iteration), 1)
         return Loop(self.problem.watch, self.history, left, tol, least)
 
-    def stage(
+    def run_stage(
         self, name: str, descent: partial[tuple[StateT, Status]], tol: float = TOLERANCE
     ) -> tuple[StateT, Status]:
         """The result of a descent that is a stage of its own; where files had it, its entries too."""
-        state, status, entries = self.problem.stage(name, lambda: (*descent(self.loop(tol)), self.history))
+        state, status, entries = self.problem.stage(name, lambda: (*descent(self.make_loop(tol)), self.history))
         self.history.go_on_from(entries.copy())
         return state, status
 
@@ -269,64 +271,64 @@ class _Descent:
         wide = problem.wide
         assert wide is not None
         if not problem.model.is_standard:
-            return self.by_form(plan, dual, False, rough)
-        leading, first = isinstance(problem.quadratic, SurrogateGradient), self.first
+            return self.solve_model(plan, dual, False, rough)
+        leading, first = isinstance(problem.quadratic, SurrogateGradient), self.first_gradient
         matched = None
         if equal_masses(*(mass.numpy() for mass in to_host(p, q))):
             factored = first if isinstance(first, ExactGradient) else wide
-            matched = self._by_permutations(factored, wide if leading else None, plan, dual, kept)
+            matched = self._solve_by_permutations(factored, wide if leading else None, plan, dual, kept)
         found: FrankWolfe | PermutationState | FactoredDescent
-        between, cost, exact = None, None, self.exact
+        between, cost, exact = None, None, self.exact_gradient
         if matched is not None:
             found, status = matched
             plan, dual = found.plan, found.dual + wide.b
         else:
             plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
-            between = self._between_factors(first, plan, dual, kept)
+            between = self._solve_between_factors(first, plan, dual, kept)
         if matched is not None and matched[0].whole:
             cost = FactoredCost.from_matrix(matched[0].cost, wide.a, wide.b) if leading else None
-        elif between is not None and between.exact:
-            found, status = between.end, between.status
+        elif between is not None and between.is_exact:
+            found, status = between.descent, between.status
             plan, dual = found.plan.to_dense(), found.duals[1]
             cost = found.cost if leading else None
         else:
             if between is not None:
-                plan, dual = between.end.plan.to_dense(), between.end.duals[1]
+                plan, dual = between.descent.plan.to_dense(), between.descent.duals[1]
             elif leading and matched is None:
-                led, _ = self.stage("led", partial(frank_wolfe, first, plan, dual, TransportPlans(p, q)))
+                led, _ = self.run_stage("led", partial(frank_wolfe, first, plan, dual, TransportPlans(p, q)))
                 plan, dual = led.plan, led.duals[0]
-            found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.loop())
+            found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.make_loop())
             plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
                 cost = FactoredCost.from_matrix(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
-        return self._solution(plan, found.value, status, before, dual, cost)
+        return self._make_solution(plan, found.value, status, before, dual, cost)
 
     @cached_property
-    def forms(self) -> list[ModelForm]:
+    def model_forms(self) -> list[ModelForm]:
         """The objective of any model, after those of the models that lead to it."""
         return [
-            ModelForm(model, self.exact)
+            ModelForm(model, self.exact_gradient)
             for model in make_continuation_models(self.problem.model, self.problem.energy_scale)
         ]
 
-    def by_form(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool, at_once: bool = False) -> Solution:
+    def solve_model(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool, at_once: bool = False) -> Solution:
         """Where they end by the objective of any model, ``at_once`` or led by other models; ``exact`` vertices are the
         best, and the first one is not sought by ``rough`` potentials."""
-        before, form = len(self.history.iteration), self.forms[-1]
+        before, form = len(self.history.iteration), self.model_forms[-1]
         whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
         among = form.make_polytope(exact, rough)
-        for number, each in enumerate(self.forms[-1 if at_once else 0 :]):
-            tol = TOLERANCE if each is form else LED_TOLERANCE
+        for number, each in enumerate(self.model_forms[-1 if at_once else 0 :]):
+            tol = TOLERANCE if each is form else SURROGATE_TOLERANCE
             descent = partial(frank_wolfe, each, whole, duals, among, offset=each.unavoidable_cost)
-            found, status = self.stage(f"graded-{number}", descent, tol)
+            found, status = self.run_stage(f"graded-{number}", descent, tol)
             whole, duals = found.plan, found.duals[0]
         ended = form.restrict(whole)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
-        return self._solution(
+        return self._make_solution(
             ended, found.value + form.unavoidable_cost, status, before, form.restrict_duals(found.duals[0])
         )
 
-    def _solution(
+    def _make_solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
     ) -> Solution:
         """The end of a descent that began after so many entries of the history."""
@@ -342,7 +344,7 @@ class _Descent:
             cost=cost,
         )
 
-    def _between_factors(
+    def _solve_between_factors(
         self, first: ExactGradient | MatchingGradient, plan: Tensor, dual: Tensor, kept: bool
     ) -> _FactoredEnd | None:
         """From vertex to vertex by a gradient between factors, which is corrected to the exact one at its ends where it
@@ -361,9 +363,9 @@ class _Descent:
         order = Order.of(cost)
         duals = c_transform(cost, dual, q), dual
         start = VertexStart(cost, duals, north_west_corner(order, plan.argmax(0), p, q))
-        tol = LED_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
+        tol = SURROGATE_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
         try:
-            found, status = self.stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
+            found, status = self.run_stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
         except TransportError as error:
             logger.info("%s; whole matrices go on", error)
             return None
@@ -375,19 +377,19 @@ class _Descent:
         for number in range(CORRECTIONS):
             if self.problem.watch.should_skip():
                 break
-            first = first.correct_at_sparse(found.plan, p)
+            first = first.with_correction_at_sparse(found.plan, p)
             value = float(mean_cost(first(found.plan, p), found.plan, p, q))
             if value >= lowest:
                 break
             lowest, best = value, found
             arguments = first, found, order, p, q
-            found, status = self.stage(f"correct-{number}", partial(descend_between_factors, *arguments))
+            found, status = self.run_stage(f"correct-{number}", partial(descend_between_factors, *arguments))
             moved = abs(found.plan.matrix - best.plan.matrix).sum()
             if moved <= NEGLIGIBLE * float(p.sum()):
                 return _FactoredEnd(found, status, True)
         return _FactoredEnd(best, status, False)
 
-    def _by_permutations(
+    def _solve_by_permutations(
         self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
     ) -> tuple[PermutationState, Status] | None:
         """From permutation to permutation, by a gradient between factors and then by the ``exact`` one where that is
@@ -402,8 +404,8 @@ class _Descent:
         match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
         if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
             return None
-        found, status = self.stage("permuted", partial(descend_permutations, matches, match, dual - first.b))
+        found, status = self.run_stage("permuted", partial(descend_permutations, matches, match, dual - first.b))
         if exact is None:
             return found, status
         led = matches.with_distances(dense(exact.source), dense(exact.target))
-        return self.stage("matched", partial(descend_permutations, led, found.match, found.dual))
+        return self.run_stage("matched", partial(descend_permutations, led, found.match, found.dual))

@@ -14,7 +14,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.objective.leading import SurrogateGradient
 from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.options import GWOptions
-from torchgw.search.basins import sampled_energy
+from torchgw.search.basins import estimate_energy
 from torchgw.solvers.finish import finish, start_precision_check
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import StoredSolver
@@ -70,7 +70,7 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
     settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = last.history.cost[-1]
     if not problem.exact and not model.is_standard:  # the loop watches its linear problem
-        energy = sampled_energy(problem, last.stored)
+        energy = estimate_energy(problem, last.stored)
     return replace(
         last,
         warm_start=last.warm_start.to(torch.float64),
@@ -90,7 +90,7 @@ def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
     leading, model, watch = problem.quadratic, problem.model, problem.watch
     assert isinstance(leading, SurrogateGradient)
 
-    def gone_on(name: str, gradient: Gradient, start: WarmStart) -> Solution:
+    def descend_again(name: str, gradient: Gradient, start: WarmStart) -> Solution:
         loop = Loop(watch, solution.history, problem.options.stopping.max_iter)
         inner = problem.inner_at(problem.epsilon)
         whole = partial(descend, gradient, start, inner, problem.options, loop, resolved=True)
@@ -101,8 +101,8 @@ def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
             return solution
         last, end, value = DenseCoupling(solution.plan), solution.warm_start, solution.history.cost[-1]
         assert end is not None
-        gradient = gradient_of(model, leading.correct_at(last, problem.masses[0]))
-        solution = gone_on(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
+        gradient = gradient_of(model, leading.with_correction_at(last, problem.masses[0]))
+        solution = descend_again(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
         moved = float((solution.plan - last.plan).abs().sum() / last.plan.sum())
         logger.info("corrected by the exact gradient: the plan moved by %.3g", moved)
         still = problem.options.stopping.plan_tol * abs(solution.history.cost[-1])
@@ -111,7 +111,9 @@ def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
     assert solution.warm_start is not None
     gradient = gradient_of(model, leading.exact)
     cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
-    return solution if watch.should_skip() else gone_on("exact", gradient, replace(solution.warm_start, cost=cost))
+    return (
+        solution if watch.should_skip() else descend_again("exact", gradient, replace(solution.warm_start, cost=cost))
+    )
 
 
 def _refine_solution(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:

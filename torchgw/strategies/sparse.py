@@ -21,25 +21,25 @@ from torchgw.objective.sparse import SparseObjective
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
-from torchgw.search.graph_matching import match_nodes, of_pairs
-from torchgw.search.sparse_basins import SparseEnd, search_sparsely
+from torchgw.search.graph_matching import match_nodes, plan_from_pairs
+from torchgw.search.sparse_basins import SparseEnd, search_sparse_graphs
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.sparse_descent import complete_marginals, descend_sparsely
 from torchgw.spaces import AdjacencyDistances
-from torchgw.strategies.continuation import step_of
+from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import Array
 
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
 
 
-def solve_sparsely(asked: Problem) -> CertifiedSolution:
+def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
     """Solve with memory for the entries of D_X T D_Y; on the CPU, whatever the device of the masses."""
     began = time.perf_counter()
     model, watch, options = asked.model, asked.watch, asked.options
-    problem = objective_of(asked)
-    start, basins = asked.stage("search", partial(_start, asked, problem))
+    problem = make_sparse_objective(asked)
+    start, basins = asked.stage("search", partial(_find_start, asked, problem))
     searched = time.perf_counter()
     history = History()
     least = float(np.finfo(float).eps) * asked.unit
@@ -62,7 +62,7 @@ def solve_sparsely(asked: Problem) -> CertifiedSolution:
         energy=value,
     )
     if asked.auto:
-        solution = replace(solution, path=(step_of(asked, solution, solved - began),))
+        solution = replace(solution, path=(make_epsilon_step(asked, solution, solved - began),))
     return solution.with_certificate(
         marginals=marginals,
         gradient="exact",
@@ -94,7 +94,7 @@ def _list_basins(
     return tuple(found)
 
 
-def _basins(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ...]:
+def _group_ends(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ...]:
     """Ends that agree in values and in the matches of most of the mass, with how many starts came to each."""
     groups: list[list[SparseEnd]] = []
     for end in ends:
@@ -119,7 +119,7 @@ def _basins(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ...]:
     )
 
 
-def objective_of(asked: Problem) -> SparseObjective:
+def make_sparse_objective(asked: Problem) -> SparseObjective:
     """The quadratic part of the problem between its two sparse matrices."""
     X, Y = asked.spaces
     assert isinstance(X, AdjacencyDistances)
@@ -128,16 +128,16 @@ def objective_of(asked: Problem) -> SparseObjective:
     return SparseObjective.of(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
 
 
-def _start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tuple[Basin, ...]]:
+def _find_start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tuple[Basin, ...]]:
     """The plan that was given, the matching that given pairs lead to, or the lowest end of the search; and the basins
     of the search."""
     basins: tuple[Basin, ...] = ()
     if asked.init is None:
-        ends = search_sparsely(asked, problem)
-        plan, basins = ends[0].plan, _basins(ends, problem.p, asked.unit)
+        ends = search_sparse_graphs(asked, problem)
+        plan, basins = ends[0].plan, _group_ends(ends, problem.p, asked.unit)
     elif asked.init.is_floating_point():
         given = asked.init.double().cpu().numpy()
         plan = csr_array(given / given.sum())
     else:
-        plan = match_nodes(problem, of_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.should_skip)
+        plan = match_nodes(problem, plan_from_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.should_skip)
     return SparseCoupling.of(complete_marginals(plan, problem.p, problem.q), torch.device("cpu")), basins

@@ -37,9 +37,9 @@ from torchgw.solvers.newton import refine_by_newton, with_tolerance
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.hierarchy import bisect
-from torchgw.strategies.cells import StreamedProblem, make_streamed_problem, on_points, solve_on_cells
-from torchgw.strategies.continuation import step_of
-from torchgw.strategies.ladder import Climb, climb_levels, tolerance
+from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
+from torchgw.strategies.continuation import make_epsilon_step
+from torchgw.strategies.ladder import MultilevelState, inner_tolerance, refine_to_all_points
 
 # From which sums of products pay: each run of rows is thirty launches, a pair 12 ps on an H100 by the Triton kernel.
 SEPARABLE_PAIRS = {"cuda": 5e10}
@@ -58,25 +58,31 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     problem = make_streamed_problem(asked)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
-    state, solution = climb_levels(problem, first, sum(seconds.values()))
+    state, solution = refine_to_all_points(problem, first, sum(seconds.values()))
     del first
     if asked.tol is not None:
         state, solution = _refine_state(asked, state, solution, asked.tol)
-        state.require_numbers()
+        state.require_finite()
     solved = time.perf_counter()
-    kept = keep(problem, state)
+    kept = keep_tiles(problem, state)
     if problem.ranks.count > 1:
         state = state.without_factors()
         give_back()
     found = finish_tiles(problem, kept, state, solution)
     seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
-    path = (replace(step_of(asked, found, sum(seconds.values())), value=found.values.total),) if asked.auto else ()
-    return replace(found, basins=on_points(problem, basins), seconds=seconds, path=path)
+    path = (
+        (replace(make_epsilon_step(asked, found, sum(seconds.values())), value=found.values.total),)
+        if asked.auto
+        else ()
+    )
+    return replace(found, basins=lift_basins(problem, basins), seconds=seconds, path=path)
 
 
-def _refine_state(asked: Problem, state: Climb, solution: Solution, tol: float) -> tuple[Climb, Solution]:
+def _refine_state(
+    asked: Problem, state: MultilevelState, solution: Solution, tol: float
+) -> tuple[MultilevelState, Solution]:
     """The fixed point between all points, near where the climb ended."""
-    (p, q), kernels, end = asked.model.masses, asked.kernels, state.end
+    (p, q), kernels, end = asked.model.masses, asked.kernels, state.warm_start
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     options = with_tolerance(asked.options, tol, end.coupling(), asked.model)
     inner = StreamedSolver(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
@@ -85,25 +91,27 @@ def _refine_state(asked: Problem, state: Climb, solution: Solution, tol: float) 
     end = done.warm_start or end
     assert end.cost is not None
     score = factored_score(end.cost, p, q, asked.epsilon, tol, wide=True)
-    solved = replace(state.solved, cost=end.cost, score=score)
-    return replace(state, solved=solved, f=end.f + score.row, g=end.g + score.column), done.add_iterations(solution)
+    solved = replace(state.last_level, cost=end.cost, score=score)
+    return replace(state, last_level=solved, f=end.f + score.row, g=end.g + score.column), done.add_iterations(solution)
 
 
-def finish_tiles(problem: StreamedProblem, kept: KeptPlan, state: Climb, solution: Solution) -> CertifiedSolution:
+def finish_tiles(
+    problem: StreamedProblem, kept: KeptPlan, state: MultilevelState, solution: Solution
+) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
-    Two passes over the kept tiles, beside the two of `keep`.
+    Two passes over the kept tiles, beside the two of `keep_tiles`.
     """
     model, ranks, (n, k) = problem.model, problem.ranks, (len(problem.p), len(problem.q))
     rounded, read = _round_plan(problem, kept)
     if ranks.count > 1:
         give_back()
     # All factors of the score last: where ranks share them, nothing else of their size is left then.
-    coupling = None if problem.has_factors else _coupling(problem, kept, rounded)
+    coupling = None if problem.has_factors else _make_coupling(problem, kept, rounded)
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.has_hard_marginals or model.marginals.total is not None
-    residual = rounded.residual if held else max(rounded.residual, state.rungs[-1].residual)
-    dual = state.solved.cost.column_dual(state.g - state.solved.score.column, problem.q, problem.epsilon)
+    residual = rounded.residual if held else max(rounded.residual, state.levels[-1].residual)
+    dual = state.last_level.cost.column_dual(state.g - state.last_level.score.column, problem.q, problem.epsilon)
     found = read_block_plan(
         coupling,
         read.product,
@@ -122,18 +130,18 @@ def finish_tiles(problem: StreamedProblem, kept: KeptPlan, state: Climb, solutio
         give_back()
     reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
     return solution.with_certificate(
-        coupling=_coupling(problem, kept, rounded) if coupling is None else coupling,
-        warm_start=state.end if ranks.count == 1 else None,
+        coupling=_make_coupling(problem, kept, rounded) if coupling is None else coupling,
+        warm_start=state.warm_start if ranks.count == 1 else None,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
         precision_warning=kept.precision_warning,
         marginals=read.marginals,
-        gradient="exact" if state.exact else "sampled",
+        gradient="exact" if state.has_exact_cost else "sampled",
         value_exact=quadratic.exact,
         value_error=quadratic.error,
         values=totals,
         certificate=certificate,
-        ladder=state.rungs,
+        ladder=state.levels,
         omitted=kept.omitted,
         evaluated=kept.plan.tiles.pairs / (n * k),
     )
@@ -155,31 +163,33 @@ class KeptPlan(NamedTuple):
     precision_warning: str | None
 
 
-def keep(problem: StreamedProblem, state: Climb) -> KeptPlan:
+def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     """The tiles to read; potentials that lifting left rough take a half-step of each side."""
     score, backend, ranks, (n, k) = (
-        state.solved.score,
+        state.last_level.score,
         problem.kernels.backend,
         problem.ranks,
         (len(state.f), len(state.g)),
     )
-    rows, columns = (_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
+    rows, columns = (_make_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
     numbers = state.f, state.g, *problem.model.masses
-    (A, B), (f, g, p, q), reached = _in_order((score.A, score.B), numbers, (rows, columns), n * k <= EVERY_PAIR, ranks)
-    tiles, omitted = kept_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
+    (A, B), (f, g, p, q), reached = _sort_into_tiles(
+        (score.A, score.B), numbers, (rows, columns), n * k <= EVERY_PAIR, ranks
+    )
+    tiles, omitted = select_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
     told = [reached.double()]
-    if problem.model.is_standard and problem.tol is None and tolerance(problem) < state.rungs[-1].residual:
+    if problem.model.is_standard and problem.tol is None and inner_tolerance(problem) < state.levels[-1].residual:
         f, g, raised = sweep_tiles(problem.kernels.tiled, A, B, tiles, f, g, p, q)
         told.append(raised)
     largest, *more = to_host(torch.stack(told))[0].tolist()
     for raised in more:
         omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
     plan = TiledPlan(A, B, f, g, tiles)
-    return KeptPlan(rows, columns, plan, omitted, _precision_warning(score, problem.options, largest))
+    return KeptPlan(rows, columns, plan, omitted, _explain_precision(score, problem.options, largest))
 
 
 @as_cuda_graph()
-def _in_order(
+def _sort_into_tiles(
     factors: tuple[Tensor, Tensor],
     numbers: tuple[Tensor, Tensor, Tensor, Tensor],
     orders: tuple[Tensor, Tensor],
@@ -194,7 +204,7 @@ def _in_order(
     return moved, sorted_numbers, reach(*factors, ranks)
 
 
-class _Read(NamedTuple):
+class _PlanReadings(NamedTuple):
     """What is read of the rounded plan T.
 
     product : F^T T G (r, r'), None where not both spaces have factors.
@@ -208,7 +218,7 @@ class _Read(NamedTuple):
     marginals: tuple[Tensor, Tensor]
 
 
-def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding, _Read]:
+def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding, _PlanReadings]:
     """The rounded plan, and its products with the factors of spaces and costs."""
     model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
     # Rules beside huge masses cost so little that float32 would lose it; by a power of two no other bit changes.
@@ -225,21 +235,23 @@ def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding,
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
     found = round_tiles(kernel, kept.plan, p, q, model.marginals, left, right)
     x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
-    core, inner, marginals = _products(found.core, x, y, ranks)
+    core, inner, marginals = _complete_products(found.core, x, y, ranks)
     i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.has_factors else None
     for cost, size in costs:
         rank = cost.U.shape[1]
         cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
         values.append(float(cost.expectation(cross, *marginals)))
     linear = values.pop(0) if model.cost is not None else 0.0
-    return found, _Read(product, linear, values[0] if values else 0.0, marginals)
+    return found, _PlanReadings(product, linear, values[0] if values else 0.0, marginals)
 
 
-Ordered = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+TileSide = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @as_cuda_graph()
-def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+def _complete_products(
+    core: Tensor, x: TileSide, y: TileSide, ranks: Ranks
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """F'^T T G' (l, r) of the plan with its correction, from that without, F^T T G of the leading factors with the
     means that were taken off them, and the plan's marginals in the order of the points.
 
@@ -255,30 +267,30 @@ def _products(core: Tensor, x: Ordered, y: Ordered, ranks: Ranks) -> tuple[Tenso
     rows, columns = (sums.index_copy(0, order, sums) for *_, sums, order in (x, y))
     means = x[1], y[1]
     i, j = map(len, means)
-    inner = _inner_products(core[:i, :j], means, (of_rows[:i], of_columns[:j]), rows.sum())
+    inner = _undo_centring(core[:i, :j], means, (of_rows[:i], of_columns[:j]), rows.sum())
     return core, inner, (rows, columns)
 
 
-def _coupling(problem: StreamedProblem, kept: KeptPlan, rounded: TileRounding) -> TiledCoupling:
+def _make_coupling(problem: StreamedProblem, kept: KeptPlan, rounded: TileRounding) -> TiledCoupling:
     ranks, rows, columns = problem.ranks, kept.rows, kept.columns
     A, B = ranks.all_gather(kept.plan.A, len(rows), UNIT), ranks.all_gather(kept.plan.B, len(columns), UNIT)
     return rounded.coupling(A, B, rows, columns)
 
 
-def _tile_order(A: Tensor, n: int, backend: str, ranks: Ranks) -> Tensor:
+def _make_tile_order(A: Tensor, n: int, backend: str, ranks: Ranks) -> Tensor:
     """An order (n,) in which runs of points are near each other, for tiles of any size."""
     # Cut at multiples of the largest tile first and halved within.
     return bisect(A, -(-n // SIZES[-1]), UNIT, backend, n, ranks).order
 
 
-def _inner_products(core: Tensor, means: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], mass: Tensor) -> Tensor:
+def _undo_centring(core: Tensor, means: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], mass: Tensor) -> Tensor:
     """F^T T G (r, r') of a plan of this mass from ``core`` = F'^T T G' of the centred factors F', G', from what was
     taken off, F = F' + 1 m^T, and from the products of F', G' with the plan's own marginals."""
     x, y = means
     return core + torch.outer(x, moments[1]) + torch.outer(moments[0], y) + mass * torch.outer(x, y)
 
 
-def kept_tiles(
+def select_tiles(
     A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float, ranks: Ranks = ALONE
 ) -> tuple[Tiles, float]:
     """The tiles to evaluate, and a bound on the mass that this leaves out or moves: all where there are few pairs.
@@ -293,7 +305,7 @@ def kept_tiles(
     if n * k < SEPARABLE_PAIRS.get(A.device.type, 0.0):
         return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
     for size in SIZES:
-        squares = [_usual_square(side, count, size, ranks) for side, count in ((A, n), (B, k))]
+        squares = [_mean_square_radius(side, count, size, ranks) for side, count in ((A, n), (B, k))]
         if USUALLY_ABOVE * LN2**2 / 2 * squares[0] * squares[1] <= DISPLACED * share:
             # What a run loses could all be of one of its points.
             left = min((1 - DISPLACED) * share, LEFT_OF_POINT / size)
@@ -307,7 +319,7 @@ def kept_tiles(
     return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
 
 
-def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
+def _mean_square_radius(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
     """The mean squared distance of n points from the centres of their tiles; ln(2)^2 / 2 times those of both sides is
     the usual share of mass that short sums of products displace."""
     centre, total = centres(A, size).to(A.dtype), torch.zeros((), dtype=torch.float64, device=A.device)
@@ -318,7 +330,7 @@ def _usual_square(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
     return float(ranks.sum(total)) / n
 
 
-def _precision_warning(score: FactoredScore, options: GWOptions, largest: float) -> str | None:
+def _explain_precision(score: FactoredScore, options: GWOptions, largest: float) -> str | None:
     """Why float32 could not carry the score, of which no entry is larger than that, or None."""
     narrow = options.mixed_precision and score.A.dtype == torch.float32
     found = unsafe(largest, score.A.shape[1]) if narrow else None

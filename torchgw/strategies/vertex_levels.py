@@ -58,15 +58,17 @@ class VertexLevel(NamedTuple):
     ranks: Ranks = ALONE
 
     @property
-    def many(self) -> bool:
+    def uses_flows(self) -> bool:
         """Whether linear problems are flows."""
         return len(self.p) + len(self.q) > MOST_MASSES
 
-    def after(self, cells: VertexLevel, found: FactoredDescent, rows: Cells, columns: Cells) -> VertexLevel:
+    def linearise_at_cells(
+        self, cells: VertexLevel, found: FactoredDescent, rows: Cells, columns: Cells
+    ) -> VertexLevel:
         """With the cost of a plan between cells of its points, and potentials that its own lead to."""
-        core = factors_of(cells.x)[0].T @ found.plan.apply(factors_of(cells.y)[0], 1)
+        core = require_factors(cells.x)[0].T @ found.plan.apply(require_factors(cells.y)[0], 1)
         cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).cost_from_core(core, self.p, self.q), found.cost
-        (fine, few), (f, g) = (_order(each, self.ranks) for each in (cost, coarse)), found.duals
+        (fine, few), (f, g) = (_make_order(each, self.ranks) for each in (cost, coarse)), found.duals
         row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
         column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
         return self._replace(cost=cost, duals=(row, column))
@@ -80,12 +82,12 @@ def _transform_potentials(
     return PricedCost.of(between, order, ranks=ranks).c_transform(row_dual, dual)[0]
 
 
-def _order(cost: FactoredCost, ranks: Ranks) -> Order:
+def _make_order(cost: FactoredCost, ranks: Ranks) -> Order:
     """The first rank's, for others may round what it is found from otherwise."""
     return ranks.first(partial(Order.of, cost))
 
 
-def factors_of(space: DistanceProvider) -> tuple[Tensor, Tensor]:
+def require_factors(space: DistanceProvider) -> tuple[Tensor, Tensor]:
     """F (N, r) and signs (r,) of distances that have them."""
     factors = space.factors()
     assert factors is not None
@@ -101,36 +103,39 @@ def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, 
         Where a first linear problem is not solved.
     """
     within = np.empty(0, dtype=np.int64)
-    if level.many:
+    if level.uses_flows:
         (x, p, a, f, U, rows), (y, q, b, g, V, columns) = (
-            _cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U, level.ranks),
-            _cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V, level.ranks),
+            _make_cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U, level.ranks),
+            _make_cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V, level.ranks),
         )
         cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g), level.ranks)
         coarse = partial(descend_by_levels, cells, loop)
         found, status, history = loop.watch.stage("cells", coarse)  # of its own, as its loop is another
         loop = replace(loop, history=history)
-        level, within = level.after(cells, found, rows, columns), matched_pairs(found.plan, rows, columns)
+        level, within = (
+            level.linearise_at_cells(cells, found, rows, columns),
+            expand_cell_pairs(found.plan, rows, columns),
+        )
     p, q, cost, duals, ranks = level[2:]
-    order = _order(cost, ranks)
+    order = _make_order(cost, ranks)
     _, nearest = PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], duals[0])
     if len(within) > MOST_WITHIN:
         reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
     start = VertexStart(cost, duals, union(north_west_corner(order, nearest, p, q), within))
     between = ExactGradient(level.x, level.y, p, q)
-    loop = replace(loop, tol=FLOWS_TOLERANCE if level.many else TOLERANCE)
+    loop = replace(loop, tol=FLOWS_TOLERANCE if level.uses_flows else TOLERANCE)
     found, status = descend_between_factors(between, start, order, p, q, loop, ranks)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
     return found, status, loop.history
 
 
-def _cells(
+def _make_cells(
     space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor, ranks: Ranks
 ) -> tuple[FactoredDistances, Tensor, Tensor, Tensor, Tensor, Cells]:
     """Cells of a space, with their masses, the means of a cost's term, of potentials and of a cost's factors, and which
     points are in which."""
-    (F, signs), n = factors_of(space), len(mass)
+    (F, signs), n = require_factors(space), len(mass)
     count = 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n)))
     halves = ranks.first(partial(bisect, F, count))
     cells = halves.cells(len(halves.levels) - 1)
@@ -140,7 +145,7 @@ def _cells(
     return made, cells.sums(mass), means[:, 0], means[:, 1], means[:, slice(*ends)].contiguous(), cells
 
 
-def matched_pairs(plan: SparseCoupling, rows: Cells, columns: Cells) -> Array:
+def expand_cell_pairs(plan: SparseCoupling, rows: Cells, columns: Cells) -> Array:
     """Flat positions, ascending, of the pairs of points whose cells a plan between cells matches."""
     sides = []
     for cells, index in ((rows, plan.row), (columns, plan.column)):

@@ -28,10 +28,10 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
 from torchgw.spaces.shared import SharedDistances
-from torchgw.strategies.cells import StreamedProblem, make_streamed_problem, on_points, solve_on_cells
-from torchgw.strategies.ladder import Climb, climb_levels
+from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
+from torchgw.strategies.ladder import MultilevelState, refine_to_all_points
 from torchgw.strategies.sharp import FALL
-from torchgw.strategies.streaming import finish_tiles, keep
+from torchgw.strategies.streaming import finish_tiles, keep_tiles
 from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
 from torchgw.types import DistanceProvider
 
@@ -45,13 +45,13 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     problem = make_streamed_problem(blurred)
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
-    state, solution = climb_levels(problem, first, sum(seconds.values()))
+    state, solution = refine_to_all_points(problem, first, sum(seconds.values()))
     if asked.watch.should_skip():
         return _streamed_solution(problem, state, solution, solution.status, seconds | {"finish": 0.0}, basins)
-    (p, q), end = asked.model.masses, state.end
+    (p, q), end = asked.model.masses, state.warm_start
     assert end.cost is not None
     assert end.epsilon is not None
-    x, y = (_of_all(space).to(p.device, torch.float64) for space in asked.spaces)
+    x, y = (_with_all_points(space).to(p.device, torch.float64) for space in asked.spaces)
     U, V = (asked.ranks.all_gather(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
     cost = replace(end.cost, U=U, V=V)
     duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
@@ -97,25 +97,25 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         value_error=0.0,
         values=values,
         certificate=certificate,
-        basins=on_points(problem, basins),
-        ladder=state.rungs,
+        basins=lift_basins(problem, basins),
+        ladder=state.levels,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
 
 
 def _streamed_solution(
     problem: StreamedProblem,
-    state: Climb,
+    state: MultilevelState,
     solution: Solution,
     status: Status,
     seconds: dict[str, float],
     basins: tuple[Basin, ...],
 ) -> CertifiedSolution:
     """What streamed, where no vertex was found from it."""
-    found = finish_tiles(problem, keep(problem, state), state, solution)
-    return replace(found, status=status, basins=on_points(problem, basins), seconds=seconds)
+    found = finish_tiles(problem, keep_tiles(problem, state), state, solution)
+    return replace(found, status=status, basins=lift_basins(problem, basins), seconds=seconds)
 
 
-def _of_all(space: DistanceProvider) -> DistanceProvider:
+def _with_all_points(space: DistanceProvider) -> DistanceProvider:
     """A space of which ranks have their shares, with the factors of all points."""
     return space.whole() if isinstance(space, SharedDistances) else space

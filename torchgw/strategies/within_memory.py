@@ -22,7 +22,7 @@ from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.from_cells import solve_from_cells
 from torchgw.strategies.led import make_surrogate, reevaluate, solve_surrogate
 from torchgw.strategies.low_rank import solve_with_rank
-from torchgw.strategies.sparse import solve_sparsely
+from torchgw.strategies.sparse import solve_sparse_graphs
 from torchgw.strategies.streaming import solve_streaming
 from torchgw.strategies.vertices import solve_by_vertices
 from torchgw.types import OutOfMemoryWarning
@@ -33,7 +33,7 @@ SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
     "dense": solve_from_cells,
     "streaming": lambda problem: (solve_by_vertices if problem.has_no_entropy else solve_streaming)(problem),
     "low-rank": solve_with_rank,
-    "sparse": solve_sparsely,
+    "sparse": solve_sparse_graphs,
 }
 
 
@@ -47,11 +47,13 @@ def run_method(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]
     looked = time.perf_counter() - began
     if strategy == "streaming" and between is None and _prefers_dense(problem):
         strategy = "dense"
-    strategy, found = _attempt(problem, strategy, between, state)
+    strategy, found = _run_with_fallback(problem, strategy, between, state)
     return strategy, replace(found, seconds=found.seconds | {"search": found.seconds["search"] + looked})
 
 
-def _attempt(problem: Problem, strategy: str, between: Problem | None, state: Tensor) -> tuple[str, CertifiedSolution]:
+def _run_with_fallback(
+    problem: Problem, strategy: str, between: Problem | None, state: Tensor
+) -> tuple[str, CertifiedSolution]:
     """The solution of the strategy, or of the next where memory ends; that begins with the generator in this state."""
     try:
         if strategy == "streaming" and problem.sharpens:
@@ -62,12 +64,12 @@ def _attempt(problem: Problem, strategy: str, between: Problem | None, state: Te
         if given or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
-    _tell_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
+    _warn_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
     problem.generator.set_state(state)
     return "streaming", _run_strategy(replace(problem, sharpens=False), "streaming")
 
 
-def _tell_of_memory(what: str) -> None:
+def _warn_of_memory(what: str) -> None:
     """Warn of what happened where memory ended, and free what can be."""
     if torch.cuda.is_available():
         replayed.forget()
@@ -104,7 +106,7 @@ def _solve_and_sharpen(problem: Problem, between: Problem | None) -> tuple[str, 
         message, last = str(error).partition("\n")[0], None
     if last is None:
         problem.generator.set_state(state)
-        _tell_of_memory(
+        _warn_of_memory(
             f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
         )
         return "streaming", found if between is None else reevaluate(problem, found, stores=False)
