@@ -144,7 +144,7 @@ def test_a_cloud_is_to_be_matched_where_its_truth_is_lowest_and_elsewhere_lower_
     assert not suite.cloud_is_met(contest(1.1, 0.999, **found))
 
 
-@pytest.mark.parametrize("warned", ["AmbiguityWarning", "BlurWarning", "ConvergenceWarning"])
+@pytest.mark.parametrize("warned", ["AmbiguityWarning", "RegularizationWarning", "ConvergenceWarning"])
 def test_a_cloud_is_excused_by_a_warning_of_its_plan_alone_and_never_from_the_descent_from_its_truth(warned):
     found = {"truth": (1.0, 1.0), "gradient": (0.9, 0.95)}
     assert suite.cloud_is_met(contest(1.1, 0.1, warned=(warned, "PrecisionWarning"), **found))

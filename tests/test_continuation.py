@@ -16,7 +16,6 @@ from scipy.spatial.distance import cdist
 
 from tests.problems import ROLL, SPIRAL, quietly
 from torchgw import (
-    BlurWarning,
     CoarseOptions,
     DijkstraDistances,
     Envelope,
@@ -28,6 +27,7 @@ from torchgw import (
     LowRankOptions,
     Partial,
     PrecomputedDistances,
+    RegularizationWarning,
     SemiRelaxed,
     Unbalanced,
     epsilon_path,
@@ -305,7 +305,7 @@ def told(X: Any, Y: Any, **given: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         gw_align(X, Y, random_state=0, **given)
-    return [str(each.message) for each in found if each.category is BlurWarning]
+    return [str(each.message) for each in found if each.category is RegularizationWarning]
 
 
 def test_a_blurred_plan_names_auto_and_its_soft_plan() -> None:
@@ -332,5 +332,5 @@ def test_no_warning_where_nobody_chose_the_blur() -> None:
     X, Y, _ = cloud(60, 10)
     assert not told(X, Y, epsilon="auto", marginals=SemiRelaxed(1.0))
     with warnings.catch_warnings():
-        warnings.simplefilter("error", BlurWarning)
+        warnings.simplefilter("error", RegularizationWarning)
         epsilon_path(X, Y, epsilons=[0.1, 0.05], random_state=0)

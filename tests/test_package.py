@@ -69,6 +69,13 @@ def test_type_checkers_see_what_is_imported_late() -> None:
         assert all(getattr(torchgw, name) is getattr(sys.modules[home], name) for name in names)
 
 
+@pytest.mark.parametrize(("earlier", "now"), torchgw.RENAMED.items())
+def test_an_earlier_name_warns_and_means_the_same(earlier: str, now: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"torchgw.{earlier} is called torchgw.{now}"):
+        assert getattr(torchgw, earlier) is getattr(torchgw, now)
+    assert earlier not in dir(torchgw)
+
+
 @pytest.mark.parametrize("asked", ["", "--help", "--version", "nonsense"])
 def test_nothing_heavy_is_imported_before_it_is_needed(asked: str) -> None:
     call = f"cli.main([{asked!r}])" if asked else "dir(torchgw), torchgw.__version__, hasattr(torchgw, 'nonsense')"

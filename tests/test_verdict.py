@@ -328,7 +328,7 @@ def test_what_is_wrong_is_not_called_convincing_and_what_is_right_mostly_is() ->
 def test_a_result_keeps_its_verdict_and_its_warnings(tmp_path: Path) -> None:
     result = quietly(gw_align, SPIRAL, RNG.normal(size=(30, 3)), distances="euclidean", epsilon=5.0, random_state=0)
     assert result.verdict is Verdict.CHANCE
-    assert "BlurWarning" in [warning.category for warning in result.warnings]
+    assert "RegularizationWarning" in [warning.category for warning in result.warnings]
     assert repr(result).endswith("; chance)")
     result.save(tmp_path / "kept.npz")
     again = GWResult.load(tmp_path / "kept.npz")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
+from warnings import warn
 
 from torchgw._version import __version__ as __version__
 
@@ -52,7 +53,6 @@ HOMES = {
     ),
     "torchgw.types": (
         "AmbiguityWarning",
-        "BlurWarning",
         "CheckpointWarning",
         "ConvergenceWarning",
         "GradientWarning",
@@ -60,11 +60,14 @@ HOMES = {
         "OutOfMemoryWarning",
         "PrecisionWarning",
         "Progress",
+        "RegularizationWarning",
         "SamplingWarning",
         "SupervisionWarning",
         "TorchGWWarning",
     ),
 }
+
+RENAMED = {"BlurWarning": "RegularizationWarning"}  # earlier names, which warn
 
 _HOME = {name: home for home, names in HOMES.items() for name in names}
 __all__ = sorted([*_HOME, *MODULES, "__version__"])
@@ -74,6 +77,9 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         globals()[name] = found = getattr(import_module(_HOME[name]), name)
         return found
+    if name in RENAMED:
+        warn(f"torchgw.{name} is called torchgw.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(__name__), RENAMED[name])
     missing = AttributeError(f"module 'torchgw' has no attribute {name!r}")
     if name.startswith("_") or not name.isidentifier():
         raise missing

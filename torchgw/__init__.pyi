@@ -65,7 +65,6 @@ from torchgw.spaces import HeatDistances as HeatDistances
 from torchgw.spaces import LandmarkDistances as LandmarkDistances
 from torchgw.spaces import PrecomputedDistances as PrecomputedDistances
 from torchgw.types import AmbiguityWarning as AmbiguityWarning
-from torchgw.types import BlurWarning as BlurWarning
 from torchgw.types import CheckpointWarning as CheckpointWarning
 from torchgw.types import ConvergenceWarning as ConvergenceWarning
 from torchgw.types import GradientWarning as GradientWarning
@@ -73,6 +72,7 @@ from torchgw.types import GraphWarning as GraphWarning
 from torchgw.types import OutOfMemoryWarning as OutOfMemoryWarning
 from torchgw.types import PrecisionWarning as PrecisionWarning
 from torchgw.types import Progress as Progress
+from torchgw.types import RegularizationWarning as RegularizationWarning
 from torchgw.types import SamplingWarning as SamplingWarning
 from torchgw.types import SupervisionWarning as SupervisionWarning
 from torchgw.types import TorchGWWarning as TorchGWWarning

@@ -33,7 +33,7 @@ from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.spaces.prepare import make_providers
 from torchgw.spaces.scale import unit_of
-from torchgw.types import AmbiguityWarning, Array, BlurWarning, ConvergenceWarning, is_provider
+from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning, RegularizationWarning, is_provider
 
 HIGHEST, LOWEST = 10.0, 1e-5
 SOFT, SHARP = 0.3, 0.005  # of what there is to gain, where paths begin and end by themselves
@@ -246,7 +246,7 @@ class _PathSolver:
         with warnings.catch_warnings():
             # Blur makes matchings look alike that a smaller epsilon tells apart; the path says what the search found.
             warnings.simplefilter("ignore", AmbiguityWarning)
-            warnings.simplefilter("ignore", BlurWarning)
+            warnings.simplefilter("ignore", RegularizationWarning)
             result = gw_align(self.X, self.Y, epsilon=epsilon, **self.arguments)
         coupling, known = result.coupling, result.known
         assert isinstance(coupling, BlockCoupling)

@@ -56,7 +56,7 @@ class AmbiguityWarning(TorchGWWarning):
     """Another matching is as good as the returned one: the spaces have a symmetry that nothing breaks."""
 
 
-class BlurWarning(TorchGWWarning):
+class RegularizationWarning(TorchGWWarning):
     """The plan of a given epsilon is blurred where a smaller one would sharpen it."""
 
 

@@ -41,13 +41,15 @@ from benchmarks.kinds.solve import (
 )
 from benchmarks.quality import Row, clouds, geodesics, objective, row
 from benchmarks.scale import isolated
-from torchgw import AmbiguityWarning, BlurWarning, ConvergenceWarning
+from torchgw import AmbiguityWarning, ConvergenceWarning, RegularizationWarning
 
 SEEDS = 20
 NOISE = (0.0, 0.01, 0.03)  # of clouds, in standard deviations
 DESCENDED = 1000  # points of a cloud up to which the descent from the truth is made
 LIMIT = 300.0  # seconds for a problem by itself
-EXCUSES = {each.__name__ for each in (AmbiguityWarning, BlurWarning, ConvergenceWarning)}  # of a plan that is not it
+EXCUSES = {
+    each.__name__ for each in (AmbiguityWarning, RegularizationWarning, ConvergenceWarning)
+}  # of a plan that is not it
 SMALL = 150  # points of a problem, at most, in a quick run
 
 

@@ -46,8 +46,8 @@ SMALL, STEPS_AT_ONCE = 64**2, 4
 class CoolingStage(NamedTuple):
     """How a stage cools.
 
-    fall : ratio of consecutive temperatures, at most.
-    least : steps at least.
+    max_ratio : ratio of consecutive temperatures, at most.
+    min_steps : steps at least.
     effort : iterations at each temperature.
     """
 

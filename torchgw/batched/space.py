@@ -72,7 +72,7 @@ class PreparedSpace:
     total : number of all points.
     levels : resolutions, coarsest first; the last has all points.
     features : of the coarsest cells, (n, .) each; matching by any of them is a first guess.
-    squared : mean squared distance.
+    mean_square : mean squared distance.
     rounding : values of a pair up to the sum of both spaces' ones are nothing but rounding of distances and masses.
     digest : a hash of distances and masses.
     metric : whether small distances say what is near; entries of adjacencies do not.

@@ -35,7 +35,7 @@ class Rounding(NamedTuple):
     ----------
     row, column : scalings (N,), (K,).
     x, y : factors (N,), (K,) of the rank-one correction.
-    missed : L1 errors (m,) of the marginals that T should have had.
+    marginal_errors : L1 errors (m,) of the marginals that T should have had.
     """
 
     row: Tensor

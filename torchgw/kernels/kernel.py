@@ -56,7 +56,7 @@ class Kernel:
 
     softmin, sweep, absorb : see the head of this file; they take the operands of the score first, unless in place.
     prepare : brings the operands into the form that these take, once a score; None where they take any.
-    rescaled : see there; it takes no operands.
+    update_scaling : see there; it takes no operands.
     """
 
     softmin: Softmin

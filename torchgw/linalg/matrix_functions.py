@@ -174,7 +174,7 @@ class _LanczosEvaluation(NamedTuple):
     """f(A) V as it was computed, and its adjoint.
 
     matvec, f : the matrix A (N, N) as a product, and the function.
-    found : the Krylov basis (M, m, N), and the entries of the tridiagonal matrix T (M, m, m).
+    krylov : the Krylov basis (M, m, N), and the entries of the tridiagonal matrix T (M, m, m).
     norm : of the start vectors, (M,).
     values, vectors : eigenvalues (M, m) and eigenvectors (M, m, m) of T.
     """

@@ -51,7 +51,7 @@ class ProductPlan(NamedTuple):
     """What is known of the product plan.
 
     chance : its value, in the units of the objective of a plan of mass one.
-    gain : the most that a plan can lie below it, in units of epsilon.
+    energy_scale : the most that a plan can lie below it, in units of epsilon.
     """
 
     chance: float

@@ -70,7 +70,7 @@ class Model:
     penalty : P (N, K), what the rules of a supervision add, or None.
     strength : of its rules as asked for, infinite where they are constraints, which are no part of any value.
     price : of its rules as solved for.
-    logarithm : log of the scale of the masses.
+    log_mass_scale : log of the scale of the masses.
     points : indices (n,), (k,) that rules name, or None.
     groups : labels (N,), (K,) of points that cells must not mix.
     ranks : those that share the factors of the costs.

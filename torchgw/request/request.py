@@ -105,8 +105,8 @@ class Request:
     supervision : rules of all points, or None.
     gradient_mode, callback, checkpoint : as given.
     support : the points that have mass; None if all have. All fields below are of these points alone.
-    given : what gradients flow to. If points have no mass, the cost, providers, and tensors among X, Y, p and q lose
-        these points, so that gradients are those of the others.
+    differentiable_inputs : what gradients flow to. If points have no mass, the cost, providers, and tensors among
+        X, Y, p and q lose these points, so that gradients are those of the others.
     requested_options : the options as given.
     options : the options with what other arguments decide.
     strategy : "dense", "streaming", "low-rank" or "sparse": the one that runs.
@@ -120,7 +120,7 @@ class Request:
     backend : the implementation that is reported.
     kernels : implementations of every family that the strategy uses.
     against_exact : why the exact gradient cannot or should not run; None where it runs.
-    sharp : whether the same call with epsilon=0 would be accepted, which remedies then name.
+    allows_no_entropy : whether the same call with epsilon=0 would be accepted, which remedies then name.
     product : value of the product plan, and what there is to gain over it, where that decides; None before, and beside
         a given epsilon but for models without entropy.
     curves : whether what was given as points lies on curves, as far as that decides anything.

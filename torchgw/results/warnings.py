@@ -17,9 +17,9 @@ from torchgw.solvers.solution import CertifiedSolution
 from torchgw.spaces.prepare import ON_GRAPHS
 from torchgw.types import (
     AmbiguityWarning,
-    BlurWarning,
     ConvergenceWarning,
     PrecisionWarning,
+    RegularizationWarning,
     SamplingWarning,
     SupervisionWarning,
     TorchGWWarning,
@@ -158,5 +158,5 @@ WARNINGS: dict[type[TorchGWWarning], Callable[[GWResult, CertifiedSolution, Requ
     SamplingWarning: explain_sampling,
     SupervisionWarning: explain_violation,
     AmbiguityWarning: explain_ambiguity,
-    BlurWarning: explain_smoothing,
+    RegularizationWarning: explain_smoothing,
 }

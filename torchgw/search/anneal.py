@@ -341,7 +341,7 @@ class CoolingState(NamedTuple):
     """Plans of a landmark problem that are to be cooled.
 
     problem, batch : where they are; ``places`` says which of the batch.
-    now, epsilon : their temperature, and that which they cool to.
+    first_epsilon, epsilon : their temperature, and that which they cool to.
     label : which of these places each start had ended in, of a batch of starts.
     """
 

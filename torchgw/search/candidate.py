@@ -29,13 +29,14 @@ class Candidate:
     energy : its objective on the level reached, in units of the scaled squared distances.
     count : starts that ended in it.
     level : "landmarks", "subset", "full", or "given" by the user.
-    near, leading : whether it is among the lowest of its kind of landmarks, and whether it is the lowest.
+    selected, best_of_kind : whether it is among the lowest of its kind of landmarks, and whether it is the lowest.
     basin : the basin between landmarks that it came from.
     origin : what the search began from there.
-    ended : whether it is the end of a descent without entropy, with its energy.
-    annealed : whether it brings the plan of a search without entropy, on all points or between cells, with its energy.
+    is_local_optimum : whether it is the end of a descent without entropy, with its energy.
+    has_annealed_plan : whether it brings the plan of a search without entropy, on all points or between cells, with its
+        energy.
     entropy : what the entropy adds to the energy, where both are minimised.
-    passed : ends of its contest that are too high to go on from, without differences from the best.
+    rejected : ends of its contest that are too high to go on from, without differences from the best.
     """
 
     start: WarmStart

@@ -101,7 +101,7 @@ class CellPair:
 
     x, y : their means as landmarks.
     in_x, in_y : which points are in which.
-    within : of the mean square of each side's distances, by how much it is above that of the means.
+    variance_within : of the mean square of each side's distances, by how much it is above that of the means.
     """
 
     x: Landmarks

@@ -48,8 +48,8 @@ class LevelCandidate:
     """A candidate as it ends on the rung.
 
     candidate : of the search.
-    end : where more steps begin.
-    solved : the plan and its potentials.
+    warm_start : where more steps begin.
+    solution : the plan and its potentials.
     energy : of that plan; infinite where it is no number.
     """
 
@@ -66,7 +66,7 @@ class WeightedLevel:
     source, target : landmarks (n,), (k,) with their masses and distances.
     problem : the problem between them.
     whole : the problem (N, K) that it stands for.
-    many : whether that has many pairs of points.
+    has_many_pairs : whether that has many pairs of points.
     """
 
     source: Landmarks

@@ -29,7 +29,7 @@ WORK_PER_PAIR, MOST_WORK = 50, 50_000_000  # entries of messages that a round re
 class Families:
     """Parents and their children.
 
-    sums : (parents, children), sparse, ones where they belong together.
+    membership : (parents, children), sparse, ones where they belong together.
     """
 
     membership: Tensor
@@ -61,8 +61,8 @@ class TreeEdges:
     """The edges of a graph in both directions.
 
     values : of each, there and back (E, 2).
-    beyond : the edges that each comes after.
-    into : the edges into each node.
+    children : the edges that each comes after.
+    incoming : the edges into each node.
     """
 
     values: Tensor

@@ -67,8 +67,8 @@ class SpaceGraph:
 
     D : its entries (N, N), scaled, float32.
     mass : (N,), of sum one.
-    directed : whether views speak of the directions of edges, as they do where either graph of a pair has any.
-    counted : what `count_entries` says of D, on the host; None where nobody has looked.
+    has_directions : whether views speak of the directions of edges, as they do where either graph of a pair has any.
+    entry_counts : what `count_entries` says of D, on the host; None where nobody has looked.
     """
 
     D: Tensor

@@ -56,7 +56,7 @@ class ScalingState(NamedTuple):
 
     f, g : base-2 potentials (N,), (K,) that are absorbed in K.
     u, v : scalings (N,), (K,).
-    seen : the residual of the potentials before, the L1 column residual and the furthest scaling of a plan that was
+    readings : the residual of the potentials before, the L1 column residual and the furthest scaling of a plan that was
         absorbed, (3,); the last two of one that was iterated, at each check (m, 2).
     """
 
@@ -70,7 +70,7 @@ class ScalingState(NamedTuple):
 class ScalingRun(NamedTuple):
     """Where an iteration ended, its plan diag(u) K diag(v).
 
-    scaled : the plan.
+    state : the plan.
     residual : L1 column residual.
     n_iter : iterations done.
     warm_residual : L1 column residual of the warm potentials.

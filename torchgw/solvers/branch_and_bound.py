@@ -60,7 +60,7 @@ class Directions(NamedTuple):
     linear : u (N,).
     mean : u . p.
     square : mean squared distance.
-    left : sum of the absolute eigenvalues that were left out.
+    remainder : sum of the absolute eigenvalues that were left out.
     """
 
     values: Array

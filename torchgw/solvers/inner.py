@@ -84,10 +84,10 @@ class InnerSolution(NamedTuple):
     """A linear problem that was solved.
 
     coupling : the plan T (N, K), rounded onto the marginals.
-    end : the cost with its own potentials.
-    told : what the host is to know (3,): <C, T>, the sum of the absolute terms that cancel in it, and the largest
-        potential.
-    following : the cost that the gradient has at the plan, where a GPU has found it with the rest.
+    warm_start : the cost with its own potentials.
+    host_numbers : what the host is to know (3,): <C, T>, the sum of the absolute terms that cancel in it, and the
+        largest potential.
+    next_cost : the cost that the gradient has at the plan, where a GPU has found it with the rest.
     residual, n_iter, warm_residual : of the iteration, see `torchgw.sinkhorn.loop.SinkhornState`.
     """
 
@@ -174,7 +174,7 @@ class InitialScaling(NamedTuple):
     cost : its cost, centred, without a stored part.
     shifts : row (N,) and column (K,) terms that this takes off its score.
     row, column : its sides.
-    scaled : where the iteration is.
+    scaling : where the iteration is.
     """
 
     cost: FactoredCost

@@ -91,7 +91,7 @@ class Problem:
     watch : follows the solve.
     init : where to start instead of the search: a plan (N, K), matching pairs (m, 2) of integers, or None.
     tol : relative change in the last iteration that the fixed point is solved to in the end, None for no fixed point.
-    gain : what there is to gain over the product plan, in units of epsilon.
+    energy_scale : what there is to gain over the product plan, in units of epsilon.
     curves : whether what was given as points lies on curves, where that was looked at.
     auto : whether epsilon is left to the solve.
     sharpens : whether it ends at zero, from the plan that is solved first.

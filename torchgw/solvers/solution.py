@@ -23,7 +23,7 @@ from torchgw.solvers.warm_start import WarmStart
 class PlanState(State):
     """Where a loop over plans stands; what its `Solution` is made of.
 
-    end : the last cost solved and its dual potentials; at first, those to begin from.
+    warm_start : the last cost solved and its dual potentials; at first, those to begin from.
     coupling : the plan that solves it; None at first.
     last_change : relative change in the last iteration, by which the loop judges that it has settled.
     """
@@ -39,7 +39,7 @@ class Solution:
     """Where a loop ended.
 
     coupling : the plan (N, K) of mass one; None where it was let go for its memory.
-    end : the last cost and the dual potentials that solve it, to go on from; None where there are none.
+    warm_start : the last cost and the dual potentials that solve it, to go on from; None where there are none.
     status : why it ended.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal residual, epsilon and seconds at every check.

@@ -55,7 +55,7 @@ class DeviceGraph(NamedTuple):
     parts : (P,) int64, a point of each component, on the host.
     searches : how it is searched.
     degree : how many edges a point has, about.
-    built : how it was made of points there; None where it was brought.
+    build_record : how it was made of points there; None where it was brought.
     """
 
     pointer: Tensor

@@ -36,7 +36,7 @@ class BuildRecord(NamedTuple):
 
     k : neighbours of each point.
     doubtful : the edges that were tried.
-    told : (M,) int32: the number of parts, and what `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
+    summary : (M,) int32: the number of parts, and what `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
     """
 
     k: int

@@ -106,7 +106,7 @@ def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvide
     read = to_host(*(number for each in begun for number in each.host_numbers()))
     for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
         built = each.graph.build_record
-        report = None if built is None else built.report(told, each.name)
+        report = None if built is None else built.make_report(told, each.name)
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]

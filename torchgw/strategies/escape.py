@@ -49,8 +49,8 @@ class SaddleCheck(NamedTuple):
     """A solution that is no saddle as far as was looked.
 
     solution : itself.
-    curvature, error : a bound from above on the smallest eigenvalue of the Hessian around it, infinite where the plan
-        has no change, and how far from an eigenvalue it may be; None where nobody looked.
+    curvature, curvature_error : a bound from above on the smallest eigenvalue of the Hessian around it, infinite where
+        the plan has no change, and how far from an eigenvalue it may be; None where nobody looked.
     escapes : how many saddles were left behind.
     """
 

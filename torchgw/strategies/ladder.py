@@ -103,7 +103,7 @@ class LevelSolution:
     cost : on all points.
     score : of that cost on all points, -cost / epsilon up to row and column terms, in base 2.
     x, y : the cells.
-    linear : the problem between them, with the means of the score's factors.
+    linear_problem : the problem between them, with the means of the score's factors.
     f, g : base-2 dual potentials (n,), (n',) of that problem.
     n_iter : Sinkhorn iterations that found them.
     """
@@ -127,10 +127,10 @@ class LevelSolution:
 class MultilevelState(State):
     """Where the climb stands; its iterations are those of the descents on its rungs.
 
-    solved : the last rung.
+    last_level : the last rung.
     f, g : base-2 dual potentials (N,), (K,) of its score on all points, float64.
-    rungs : what is told of each rung so far.
-    exact : whether the cost is the gradient of a plan, not a sample of it.
+    levels : what is told of each rung so far.
+    has_exact_cost : whether the cost is the gradient of a plan, not a sample of it.
     descent : how the last descent on a rung ended.
     """
 

@@ -211,9 +211,9 @@ def _anneal(
 class _FactoredEnd(NamedTuple):
     """Where descents between factors ended.
 
-    end : the plan, its cost and potentials.
+    descent : the plan, its cost and potentials.
     status : why.
-    exact : whether the cost is the exact one.
+    is_exact : whether the cost is the exact one.
     """
 
     descent: FactoredDescent

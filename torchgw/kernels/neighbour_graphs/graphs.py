@@ -51,9 +51,9 @@ class GraphKernels(NamedTuple):
     """Neighbour graphs and their short cuts on a device; see `torchgw.kernels.neighbour_graphs.reference`.
 
     neighbours : the edges from each point to those nearest to it, and those in doubt.
-    joined : those of them that join parts, and the number of parts.
-    tried : those of them that have a short way round.
-    closed : the graph without the others.
+    join_parts : those of them that join parts, and the number of parts.
+    decide_edges : those of them that have a short way round.
+    finish_graph : the graph without the others.
     """
 
     neighbours: Callable[[Tensor, int, Tensor | None], tuple[CsrEdges, DoubtfulEdges]]

@@ -12,8 +12,8 @@ class Searches(NamedTuple):
     """Searches in a graph on a device; see `torchgw.kernels.shortest_paths.reference`.
 
     paths : distances from some points.
-    between : those between the centres of cells.
-    spread : from the nearest of some centres, by one edge more.
+    cell_distances : those between the centres of cells.
+    spread_labels : from the nearest of some centres, by one edge more.
     farthest : points that are far from each other.
     """
 
