@@ -1,11 +1,13 @@
-"""What each mechanism is worth: the quick problems of the net without it, one mechanism at a time.
+"""What each mechanism is worth: problems of the net without it, one mechanism at a time.
 
     the net with all of them, calls counted  ->  for each mechanism, the problems on which it was consulted, without it
 
-On other problems nothing changes, so they are not solved again. `benchmarks.mechanisms` lists the mechanisms and what
-replaces them. A problem is decided by a mechanism if without it the value is worse by more than 0.5 %, or the share of
-points matched right by more than 0.02. A mechanism stays if it decides the value of more than 2 % of the problems, or
-if a suite of larger problems requires it; otherwise it merges where the planned house names what into, or it goes.
+On other problems nothing changes, so they are not solved again. Slow problems are solved without those mechanisms that
+few of the quick ones consult. `benchmarks.mechanisms` lists the mechanisms and what replaces them.
+
+A problem is decided by a mechanism if without it the value is worse by more than 0.5 %, or the share of points matched
+right by more than 0.02. A mechanism stays if it decides the value of more than 2 % of the problems, or if a suite of
+larger problems requires it; otherwise it merges where the planned house names what into, or it goes.
 
 ``python -m benchmarks ablation`` measures what is not stored for this code, so that a run that was stopped goes on;
 names of mechanisms measure these anew. Each process has one thread, and a problem one process.
@@ -39,7 +41,8 @@ WORSE, LESS_RIGHT, STAYS = 0.005, 0.02, 0.02
 TINY = 1e-6  # of scaled squared distances: a value below is compared as if it were this
 QUICK_EVERY = 12  # problems of the net, one of which a quick run takes
 WARMED = 3.0  # seconds of a first solve of a kind
-LONGEST = 10.0  # seconds of a problem with all mechanisms; a longer one is left out
+LONGEST = 20.0  # seconds of a problem with all mechanisms; a longer one is left out
+FEW = 6  # quick problems, below which slow ones count as well
 PATIENCE, LEAST_PATIENCE = (
     20.0,
     30.0,
@@ -57,11 +60,12 @@ def code() -> str:
 
 
 def places(quick: bool = False) -> list[int]:
-    """Positions in the net of the problems that are not slow; of a quick run, of a few of them."""
+    """Positions in the net of all problems; of a quick run, of a few that are not slow."""
     from benchmarks import net
 
-    found = [place for place, problem in enumerate(net.problems()) if not problem.slow]
-    return found[::QUICK_EVERY] if quick else found
+    every = net.problems()
+    found = [place for place, problem in enumerate(every) if not problem.slow]
+    return found[::QUICK_EVERY] if quick else [*range(len(every))]
 
 
 def measured(place: int, name: str, limit: float = math.inf) -> Row:
@@ -80,7 +84,7 @@ def measured(place: int, name: str, limit: float = math.inf) -> Row:
         except Exception as error:
             spent, why = time.perf_counter() - began, f"{type(error).__name__}: {error}".splitlines()[0]
             found = {"value": math.inf, "right": None, "seconds": spent, "gradients": 0, "error": why}
-        known = {"problem": problem.name, "kind": problem.kind, "place": place}
+        known = {"problem": problem.name, "kind": problem.kind, "place": place, "slow": problem.slow}
         return known | {key: found[key] for key in KEPT if key in found} | {"consulted": dict(counts)}
 
 
@@ -111,7 +115,7 @@ def warm_up() -> None:
 
     torch.set_num_threads(1)
     every = net.problems()
-    firsts = {every[place].kind: place for place in reversed(places())}
+    firsts = {every[place].kind: place for place in reversed(places()) if not every[place].slow}
     for place in firsts.values():
         measured(place, BASELINE, WARMED)
 
@@ -138,8 +142,10 @@ def rows_of(pool: Executor, name: str, baseline: Sequence[Row]) -> list[Row]:
 
 
 def consulted(name: str, baseline: Sequence[Row]) -> list[Row]:
-    """The problems on which a mechanism was consulted, of those that were solved."""
-    return [row for row in baseline if row["consulted"].get(name) and "error" not in row]
+    """The problems on which a mechanism was consulted, of those that were solved; slow ones where few others are."""
+    every = [row for row in baseline if row["consulted"].get(name) and "error" not in row]
+    quick = [row for row in every if not row["slow"]]
+    return quick if len(quick) >= FEW else every
 
 
 def loss(row: Row, without: Row) -> float:
@@ -170,11 +176,9 @@ def judged(name: str, baseline: Sequence[Row], without: Sequence[Row]) -> tuple[
     finite = [pair for pair in pairs if "error" not in pair[1]]
     kinds = Counter(row["kind"] for (row, _), worse in zip(pairs, decided, strict=True) if worse)
     verdict = "merges" if mechanism.merges else "goes"
-    solved = sum("error" not in row for row in baseline)
+    solved = sum("error" not in row and not row["slow"] for row in baseline)
     if sum(in_value) > STAYS * solved or mechanism.required:
         verdict = "stays"
-    elif not pairs:
-        verdict = "not reached"
     said = {
         "mechanism": name,
         "what": mechanism.what,

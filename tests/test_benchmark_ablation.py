@@ -262,7 +262,7 @@ def test_a_view_that_is_off_is_no_view():
 
 
 def row(place, value, right=None, seconds=1.0, kind="clouds", consulted=("race",), **more):
-    known = {"problem": f"{kind} {place}", "kind": kind, "place": place, "gradients": 10}
+    known = {"problem": f"{kind} {place}", "kind": kind, "place": place, "slow": False, "gradients": 10}
     return known | {"value": value, "right": right, "seconds": seconds, "consulted": dict.fromkeys(consulted, 1)} | more
 
 
@@ -295,8 +295,10 @@ def test_the_verdict_is_by_the_share_of_problems_that_lose_value(name, lost, ver
     assert (line["verdict"], line["becomes"] == "-") == (verdict, verdict == "goes")
 
 
-def test_what_no_problem_consults_has_no_verdict():
-    assert ablation.judged("chains", [row(0, 1.0)], [])[0]["verdict"] == "not reached"
+def test_slow_problems_count_where_few_others_do():
+    many = [row(place, 1.0, slow=place >= ablation.FEW) for place in range(ablation.FEW + 2)]
+    assert [each["place"] for each in ablation.consulted("race", many)] == [*range(ablation.FEW)]
+    assert [each["place"] for each in ablation.consulted("race", many[1:])] == [*range(1, ablation.FEW + 2)]
 
 
 def test_a_problem_without_value_is_left_out():
