@@ -261,11 +261,11 @@ from torchgw.kernels.softmin_stream.reference import KERNEL
 def resident(key):
     return int(next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key)).split()[1])
 
-KERNEL.on(torch.ones(8, {rank}), torch.ones(9, {rank})).softmin(torch.zeros(9), 1)
+KERNEL.bind(torch.ones(8, {rank}), torch.ones(9, {rank})).softmin(torch.zeros(9), 1)
 A, B, g = torch.randn({n}, {rank}), torch.randn({k}, {rank}), torch.zeros({k})
 Path("/proc/self/clear_refs").write_text("5")
 before = resident("VmRSS")
-KERNEL.on(A, B).softmin(g, 1)
+KERNEL.bind(A, B).softmin(g, 1)
 print((resident("VmHWM") - before) / 1024)
 """
 

@@ -329,8 +329,8 @@ MECHANISMS = (
     Mechanism(
         "start-distributions",
         "Starts match landmarks by the distributions of their distances.",
-        (initial_guesses.profiles,),
-        (empty((initial_guesses, "profiles")),),
+        (initial_guesses.compute_profiles,),
+        (empty((initial_guesses, "compute_profiles")),),
         STARTS,
     ),
     Mechanism(
@@ -410,7 +410,7 @@ MECHANISMS = (
         "statistics",
         "Nodes are matched by degrees, triangles and the means of these over neighbours.",
         ("statistics",),
-        views.SpaceGraph.statistics,
+        views.SpaceGraph.compute_statistics,
         views.match_by_features,
     ),
     view(
@@ -428,7 +428,7 @@ MECHANISMS = (
     view("spectra", "Nodes are matched by all eigenvectors of both graphs.", ("spectra",), views.match_by_spectra),
     view("subtrees", "Nodes are matched by the trees around them.", ("subtrees",), views.match_by_subtrees, subtrees),
     view("hops", "Proximal steps on hop distances end in a start.", ("hops",), views.match_by_matrices),
-    view("heat", "Proximal steps on heat kernels end in a start.", ("heat",), views.SpaceGraph.heat),
+    view("heat", "Proximal steps on heat kernels end in a start.", ("heat",), views.SpaceGraph.diffuse_heat),
     Mechanism(
         "view-cost",
         "Nodes are matched by the linear cost alone.",
@@ -451,8 +451,13 @@ MECHANISMS = (
     Mechanism(
         "every-point",
         "Between few points, all of them are landmarks of a search without entropy.",
-        (every_point.is_few, every_point.search_every_point, every_point._make_candidate, basins._search_few_points),
-        (never(every_point.is_few),),
+        (
+            every_point.should_search_every_point,
+            every_point.search_every_point,
+            every_point._make_candidate,
+            basins._search_few_points,
+        ),
+        (never(every_point.should_search_every_point),),
         MULTISTART,
         True,
     ),
@@ -460,7 +465,7 @@ MECHANISMS = (
         "cells",
         "A search without entropy goes through cells with mean distances.",
         (every_point.search_cells, every_point.CellPair, every_point.make_cells, basins._merge_cell_basins),
-        (never(every_point.has_cells), seen(every_point.search_cells)),
+        (never(every_point.should_search_cells), seen(every_point.search_cells)),
         COARSENING,
         True,
     ),

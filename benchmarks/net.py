@@ -107,12 +107,12 @@ def _of_plans(_: Any, plan: Any, *__: Any) -> tuple[int, ...]:
 
 EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (ExactGradient, "cost", _of_terms),
-    (ExactGradient, "cost_from_core", _of_terms),
+    (ExactGradient, "cost_from_factored_plan", _of_terms),
     (SurrogateGradient, "with_correction_at", _of_terms),
     (SurrogateGradient, "with_correction_at_sparse", _of_terms),
     (leading, "stored_cost", _of_terms),
     (certify, "stored_cost", _of_terms),
-    (certify, "cost_of_core", lambda left, right, *_: (len(left[0]), len(right[0]))),
+    (certify, "assemble_factored_cost", lambda left, right, *_: (len(left[0]), len(right[0]))),
     (MatchingGradient, "__call__", _of_exact),
     (MatchingGradient, "change", _of_exact),
     (MatchingGradient, "cross", _of_exact),

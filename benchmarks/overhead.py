@@ -43,12 +43,16 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by 
     "validation": (
         (
             request,
-            "check_alpha check_arguments check_cost check_distances check_init check_rank check_resolved check_spaces",
+            "check_alpha check_arguments check_cost check_distances check_init check_rank check_resolution "
+            "check_spaces",
         ),
-        (request, "facts_of pick_device refuse replace_attributes settled tensors_of tolerances_for with_factors"),
+        (
+            request,
+            "facts_of pick_device refuse replace_attributes imply_options tensors_of tolerances_for with_factors",
+        ),
         (validate, "choice instance integer masses memory real"),
     ),
-    "planning": ((request, "check_memory choose_strategy sharp_fits"), (align, "forecast followed")),
+    "planning": ((request, "check_memory choose_strategy allows_no_entropy"), (align, "forecast follow_solve")),
     "choice of kernels": ((request, "choose_kernels"),),
     "masses, model and generator": ((request, "make_generator make_model"),),
     "result object and warnings": ((align, "result_of"), (align, "warn")),

@@ -220,7 +220,7 @@ def test_starts_agree_that_end_at_the_result_and_no_others(
 def test_ends_of_other_energies_are_other_basins_though_their_matchings_agree(ended: bool) -> None:
     match, mass = torch.arange(5), torch.full((5,), 0.2)
     reference = Landmarks.all_points(torch.rand(5, 5), mass)
-    asked: Any = SimpleNamespace(sharp=True, unit=1.0, masses=(mass, mass))
+    asked: Any = SimpleNamespace(has_no_entropy=True, unit=1.0, masses=(mass, mass))
     begin = product_start(mass.log2(), mass.log2())
     found = [
         Candidate(begin, match, energy, count, "full", True, is_local_optimum=ended)

@@ -133,4 +133,4 @@ def test_the_condition_number_is_that_of_the_system() -> None:
     result.plan[0, 0].backward()
     respond = result.differentiated.adjoint.response
     exact = torch.linalg.eigvalsh(respond.system)[1]  # without the constants
-    assert float(exact) <= respond.smallest * 1.0001 <= 1.3 * float(exact)
+    assert float(exact) <= respond.smallest_eigenvalue * 1.0001 <= 1.3 * float(exact)

@@ -17,7 +17,7 @@ from torchgw.persist.watch import Watch
 from torchgw.solvers.proximal import proximal_plan
 from torchgw.spaces import PrecomputedDistances, shortest_paths
 from torchgw.spaces.quantisation import choose_landmarks, unlikeness
-from torchgw.spaces.shortest_paths import hop_distances
+from torchgw.spaces.shortest_paths import compute_relative_hops
 from torchgw.types import Array
 
 BLOCKS = [[0.3 if i == j else 0.03 for j in range(4)] for i in range(4)]
@@ -92,13 +92,13 @@ def test_hops_are_counted_between_the_entries_that_differ_from_most() -> None:
     wanted = np.abs(np.subtract.outer(np.arange(7), np.arange(7))) / 6
     for value, edge in ((0.0, 1.0), (1.0, 0.2)):
         D = torch.from_numpy(np.where(A > 0, edge, value))
-        found = hop_distances(D.fill_diagonal_(0.0))
+        found = compute_relative_hops(D.fill_diagonal_(0.0))
         assert found is not None
         np.testing.assert_allclose(found, wanted)
 
 
 def test_parts_without_an_edge_between_them_are_further_than_any_path() -> None:
-    found = hop_distances(torch.block_diag(*(torch.ones(2, 2),) * 4).fill_diagonal_(0.0))
+    found = compute_relative_hops(torch.block_diag(*(torch.ones(2, 2),) * 4).fill_diagonal_(0.0))
     assert found is not None
     assert found[0, 1] == pytest.approx(2 / 3)
     assert found[0, 2] == 1
@@ -124,18 +124,18 @@ def test_hops_by_products_are_those_of_a_search_from_each_point(
     searched: list[torch.Tensor] = []
     from_each = shortest_paths._from_each
     monkeypatch.setattr(shortest_paths, "_from_each", lambda edges: searched.append(edges) or from_each(edges))
-    found = hop_distances(D)
+    found = compute_relative_hops(D)
     assert bool(searched) != by_products
     monkeypatch.setattr(shortest_paths, "_from_all", lambda _: None)
     assert found is not None
-    assert torch.equal(found, hop_distances(D))  # type: ignore[arg-type]
+    assert torch.equal(found, compute_relative_hops(D))  # type: ignore[arg-type]
     assert len(searched) == 1 + (not by_products)
 
 
 def test_distances_of_points_and_empty_graphs_have_no_hops() -> None:
-    assert hop_distances(torch.cdist(*(torch.randn(20, 2),) * 2)) is None
-    assert hop_distances(torch.zeros(6, 6)) is None
-    assert hop_distances(torch.ones(6, 6).fill_diagonal_(0.0)) is None
+    assert compute_relative_hops(torch.cdist(*(torch.randn(20, 2),) * 2)) is None
+    assert compute_relative_hops(torch.zeros(6, 6)) is None
+    assert compute_relative_hops(torch.ones(6, 6).fill_diagonal_(0.0)) is None
 
 
 def test_landmarks_say_little_of_an_adjacency_and_much_of_a_curve() -> None:

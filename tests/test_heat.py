@@ -18,7 +18,14 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import heat
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.heat import HeatDistances
-from torchgw.spaces.heat_kernel import DenseKernel, SparseKernel, edge_set, log_diagonal, log_kernel, steps_for
+from torchgw.spaces.heat_kernel import (
+    DenseKernel,
+    SparseKernel,
+    build_edge_topology,
+    log_diagonal,
+    log_kernel,
+    steps_for,
+)
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.types import Array, DistanceProvider, GraphWarning, PrecisionWarning
@@ -104,7 +111,7 @@ def test_lengths_scale_and_order_does_not_matter(roll: HeatDistances) -> None:
 
 
 def test_lanczos_rows_equal_the_dense_kernel() -> None:
-    edges = edge_set(GRAPH)
+    edges = build_edge_topology(GRAPH)
     roots = edges.inverse_roots(torch.from_numpy(GRAPH.data**2))
     index, time = torch.tensor([0, 20, 299]), 0.8
     dense = DenseKernel(edges, roots).rows(index, time)
@@ -122,7 +129,7 @@ def test_the_number_of_steps_grows_with_the_root_of_time() -> None:
 
 
 def test_the_diagonal_of_the_kernel_follows_from_landmarks() -> None:
-    edges = edge_set(GRAPH)
+    edges = build_edge_topology(GRAPH)
     roots = edges.inverse_roots(torch.from_numpy(GRAPH.data**2))
     space = HeatDistances(GRAPH)
     time, kernel = space.time * space.dimension, DenseKernel(edges, roots)

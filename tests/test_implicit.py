@@ -349,7 +349,7 @@ def test_the_relaxation_of_the_spectrum_needs_the_fewest_iterations(epsilon: flo
     def count(relaxation: float) -> tuple[int, Tensor]:
         options = SinkhornOptions(tol=1e-11, check_every=20, relaxation=relaxation)
         state = sinkhorn(
-            KERNEL.on(score),
+            KERNEL.bind(score),
             MarginalConstraint(log_p),
             MarginalConstraint(log_q),
             log_p,

@@ -178,11 +178,11 @@ class Jumping:
     """A solver whose plan spreads points over 100 sqrt(epsilon) targets, or over 20 times fewer below 0.01."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[float, float]] = []
+        self.observed: list[tuple[float, float]] = []
 
     def __call__(self, epsilon: float, before: Any) -> Any:
         perplexity = 100 * math.sqrt(epsilon) / (1 if epsilon > 1e-2 else 20) + 1
-        self.seen.append((math.log(epsilon), math.log(perplexity)))
+        self.observed.append((math.log(epsilon), math.log(perplexity)))
         return SimpleNamespace(perplexity=perplexity, result=SimpleNamespace(status=Status.SETTLED, epsilon=epsilon))
 
 

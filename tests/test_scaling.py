@@ -38,7 +38,7 @@ def solve(
     log_p, log_q = (torch.from_numpy(m).log2().to(dtype) for m in (p, q))
     out = torch.empty_like(score)
     state = solve_by_scaling(
-        Scaler(KERNEL.on(score), MarginalConstraint(log_p), MarginalConstraint(log_q), out),
+        Scaler(KERNEL.bind(score), MarginalConstraint(log_p), MarginalConstraint(log_q), out),
         log_p if f is None else f,
         log_q if g is None else g,
         options=SinkhornOptions(tol=tol, relaxation=relaxation),
@@ -66,7 +66,12 @@ def test_a_cold_start_at_a_tiny_epsilon_agrees_with_the_log_domain() -> None:
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
     options = SinkhornOptions(tol=1e-5, check_every=50, relaxation=1.0)
     expected = sinkhorn(
-        KERNEL.on(score), MarginalConstraint(log_p), MarginalConstraint(log_q), log_p, options=options, max_iter=100_000
+        KERNEL.bind(score),
+        MarginalConstraint(log_p),
+        MarginalConstraint(log_q),
+        log_p,
+        options=options,
+        max_iter=100_000,
     )
     reference = (score + expected.f[:, None] + expected.g).exp2()
     assert state.residual <= 1e-3
@@ -157,7 +162,7 @@ def test_checks_that_are_taken_together_go_on_as_long_as_single_ones(relaxation:
     """A residual that rises ends them only where the weight is brought down by it."""
     score = 4 * torch.randn(60, 80, generator=torch.Generator().manual_seed(0))
     log_p, log_q = (torch.full((size,), 1 / size).log2() for size in score.shape)
-    scaler = Scaler(KERNEL.on(score), MarginalConstraint(log_p), MarginalConstraint(log_q), torch.empty_like(score))
+    scaler = Scaler(KERNEL.bind(score), MarginalConstraint(log_p), MarginalConstraint(log_q), torch.empty_like(score))
     first = absorb_potentials(scaler.score, scaler.row, scaler.column, scaler.out, log_p, log_q)
     first = first._replace(readings=torch.zeros_like(first.readings))  # any residual is above that
     one = _continue_scaling(scaler, first, [2], relaxation, 1e-30)

@@ -234,7 +234,7 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
 
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the points of these tests were many, and had no cells."""
-    monkeypatch.setattr(basins, "has_cells", lambda problem: False)
+    monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
     monkeypatch.setattr(rung, "RUNG", 100)
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
     monkeypatch.setattr(rung, "MANY_RUNG", 150)
@@ -255,7 +255,7 @@ def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
 
 
 def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(basins, "has_cells", lambda problem: False)
+    monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
     monkeypatch.setattr(rung, "RUNG", 100)
     everywhere = raised_in(monkeypatch, 3)
     many(monkeypatch)
@@ -271,7 +271,7 @@ def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, mon
     """Of the basins between landmarks only the worst are left."""
     many(monkeypatch)
     monkeypatch.setattr(dense, "PRODUCT_PAIRS", 0)
-    for name in ("by_distributions", "by_product", "_bred"):
+    for name in ("make_distribution_starts", "make_proximal_starts", "_cross_landmark_basins"):
         monkeypatch.setattr(basins, name, lambda *given, **named: [])
     annealed = basins.find_coarse_basins
 
@@ -293,7 +293,7 @@ def test_between_many_points_a_doubt_is_looked_into(
     """Of two mirror images only by how much they are unlike each other; nothing else is tried where one stands out."""
     many(monkeypatch)
     calls: list[str] = []
-    epsilons: dict[str, list[float]] = {"_settled": [], "_annealed": []}
+    epsilons: dict[str, list[float]] = {"_compare_on_all_points": [], "_anneal": []}
 
     def counted(where: Any, name: str) -> None:
         whole = getattr(where, name)
@@ -306,7 +306,12 @@ def test_between_many_points_a_doubt_is_looked_into(
 
         monkeypatch.setattr(where, name, call)
 
-    for name in ("_settled", "_bred", "by_product", "by_distributions"):
+    for name in (
+        "_compare_on_all_points",
+        "_cross_landmark_basins",
+        "make_proximal_starts",
+        "make_distribution_starts",
+    ):
         counted(basins, name)
     counted(rung.WeightedLevel, "_solve_from_modes")
     counted(sharp, "_anneal")
@@ -317,14 +322,14 @@ def test_between_many_points_a_doubt_is_looked_into(
     X, order = np.concatenate((half, mirror)), rng.permutation(420)
     result = quietly(gw_align, X, X[order], distances="landmark", epsilon=0, random_state=0)
     assert (order[result.argmax()] == np.arange(420)).all()
-    assert calls.count("_by_modes") == doubtful
-    first, *cooler = epsilons["_settled"]
+    assert calls.count("_solve_from_modes") == doubtful
+    first, *cooler = epsilons["_compare_on_all_points"]
     if doubtful:
         assert cooler == [first / basins.COOLED] * len(cooler) != []
-        assert epsilons["_annealed"][0] < first
+        assert epsilons["_anneal"][0] < first
     else:
         assert not cooler
-        assert not {"_bred", "by_product", "by_distributions"} & set(calls)
+        assert not {"_cross_landmark_basins", "make_proximal_starts", "make_distribution_starts"} & set(calls)
 
 
 def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_modes(

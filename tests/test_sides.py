@@ -100,15 +100,15 @@ def test_scaling_and_the_log_domain_end_in_the_same_plan(kind: str, dtype: torch
     column = MarginalConstraint(log_q, offset=offset, **SIDES[kind])
     plan, tol = torch.empty_like(score), 1e-5 if dtype == torch.float32 else 1e-12
     relaxed, plain = ({"options": SinkhornOptions(tol=tol, relaxation=w), "max_iter": 5000} for w in (1.5, 1.0))
-    state = solve_by_scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, log_q, **relaxed)
-    other = sinkhorn(KERNEL.on(score), row, column, log_p, log_q, **plain)
+    state = solve_by_scaling(Scaler(KERNEL.bind(score), row, column, plan), log_p, log_q, **relaxed)
+    other = sinkhorn(KERNEL.bind(score), row, column, log_p, log_q, **plain)
     expected = (score + other.f[:, None] + other.g).exp2()
     assert float((plan - expected).abs().sum()) < 20 * tol
     assert state.residual <= tol
     if column.has_divergence:  # its potential alone says where to begin
-        again = solve_by_scaling(Scaler(KERNEL.on(score), row, column, plan), log_p, state.g, **relaxed)
+        again = solve_by_scaling(Scaler(KERNEL.bind(score), row, column, plan), log_p, state.g, **relaxed)
         assert again.warm_residual < 20 * tol
-        assert sinkhorn(KERNEL.on(score), row, column, log_p, other.g, **plain).warm_residual < 20 * tol
+        assert sinkhorn(KERNEL.bind(score), row, column, log_p, other.g, **plain).warm_residual < 20 * tol
 
 
 @pytest.mark.parametrize(("tau_x", "tau_y"), [(0.7, 1.0), (1.0, 0.6), (0.7, 0.6)])
@@ -136,7 +136,7 @@ def test_the_mass_of_a_plan_between_relaxed_sides_is_found_at_once() -> None:
     tau = rho / (rho + epsilon)
     row, column = (MarginalConstraint((mass / mass.sum()).log2(), tau, torch.zeros_like(mass)) for mass in masses)
     options = SinkhornOptions(tol=1e-12, relaxation=1.0)
-    state = sinkhorn(KERNEL.on(score), row, column, row.log_mass, options=options, max_iter=3000)
+    state = sinkhorn(KERNEL.bind(score), row, column, row.log_mass, options=options, max_iter=3000)
     assert state.n_iter < 500
     plan = (score + state.f[:, None] + state.g).exp2()
     shifts = translation(row, column, state.f, state.g, plan.sum()[None].log2())

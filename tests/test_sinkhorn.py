@@ -37,7 +37,7 @@ def solve(
     log_p, log_q = torch.from_numpy(p).log2(), torch.from_numpy(q).log2()
     options = SinkhornOptions(tol=tol, check_every=check_every, relaxation=relaxation)
     state = sinkhorn(
-        KERNEL.on(score),
+        KERNEL.bind(score),
         MarginalConstraint(log_p),
         MarginalConstraint(log_q),
         log_p,
@@ -168,7 +168,7 @@ def test_warm_potentials_need_no_iterations() -> None:
     _, first = solve(C, p, q, 0.02, tol=1e-9)
     score = torch.from_numpy(-C * LOG2E / 0.02)
     again = sinkhorn(
-        KERNEL.on(score),
+        KERNEL.bind(score),
         MarginalConstraint(torch.from_numpy(p).log2()),
         MarginalConstraint(torch.from_numpy(q).log2()),
         first.f,

@@ -76,8 +76,8 @@ def stale(
 def test_potentials_far_from_a_score_are_brought_to_its_mass(dtype: torch.dtype) -> None:
     score, row, column, f, g = stale(dtype)
     plan = torch.empty_like(score)
-    state = solve_by_scaling(Scaler(KERNEL.on(score), row, column, plan), f, g, **LOOP)
-    streamed = sinkhorn(KERNEL.on(score), row, column, f, g, **LOOP)
+    state = solve_by_scaling(Scaler(KERNEL.bind(score), row, column, plan), f, g, **LOOP)
+    streamed = sinkhorn(KERNEL.bind(score), row, column, f, g, **LOOP)
     for total in (plan.sum(), (score + streamed.f[:, None] + streamed.g).exp2().sum()):
         assert float(total) == pytest.approx(1.0, abs=0.02)
     assert state.residual < 1
@@ -87,7 +87,7 @@ def test_potentials_far_from_a_score_are_brought_to_its_mass(dtype: torch.dtype)
 def test_a_residual_that_is_no_number_is_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     score, row, column, f, g = stale(torch.float32)
     monkeypatch.setattr(scaling_module, "translation", lambda *_: (torch.tensor([5e3]), torch.tensor([-5e3])))
-    state = solve_by_scaling(Scaler(KERNEL.on(score), row, column, torch.empty_like(score)), f, g, **LOOP)
+    state = solve_by_scaling(Scaler(KERNEL.bind(score), row, column, torch.empty_like(score)), f, g, **LOOP)
     assert state.residual == np.inf
 
 

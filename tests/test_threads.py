@@ -123,8 +123,8 @@ def test_what_is_over_by_the_second_trial_costs_no_thread_and_is_not_tried_again
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fifth of the time is more than a look and the first trial allow, and less than the second asks for."""
-    tried, crowded = [], threads._has_to_wait
-    monkeypatch.setattr(threads, "_has_to_wait", lambda: tried.append(1) or crowded())
+    tried, crowded = [], threads._has_core_contention
+    monkeypatch.setattr(threads, "_has_core_contention", lambda: tried.append(1) or crowded())
     monkeypatch.setattr(threads, "REST", 20)
     waiting(monkeypatch, 0.2)
     with threads_for(threads.SEVERAL_PAY):
@@ -138,7 +138,7 @@ def test_what_is_over_by_the_second_trial_costs_no_thread_and_is_not_tried_again
 def test_threads_are_halved_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(8)
     answers = iter([True, True, False])
-    monkeypatch.setattr(threads, "_has_to_wait", lambda: next(answers))
+    monkeypatch.setattr(threads, "_has_core_contention", lambda: next(answers))
     with threads_for(threads.SEVERAL_PAY):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 8
@@ -151,7 +151,7 @@ def test_the_system_is_read_as_it_tells(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert threads._waiting_seconds() == 2.5
     monkeypatch.setattr(threads, "WAITED", str(tmp_path / "none"))
     assert threads._waiting_seconds() == 0.0
-    assert not threads._has_to_wait()
+    assert not threads._has_core_contention()
 
 
 def test_parts_of_a_large_solve_that_are_small_have_one_thread() -> None:

@@ -41,7 +41,7 @@ from torchgw import (
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.verdict import CLEAR, MEANINGLESS, RIVAL, RIVAL_OF_PARTS, judge
 from torchgw.kernels.sampling import sample_evenly
-from torchgw.objective.distance_correlation import distance_correlation, sample_matches
+from torchgw.objective.distance_correlation import distance_correlation, sample_matched_distances
 from torchgw.spaces.graph import neighbour_graph
 
 RNG = np.random.default_rng(0)
@@ -147,9 +147,11 @@ def test_a_few_points_stand_for_many_in_the_distance_correlation() -> None:
     some = sample_evenly(mass, 120)[0].numpy()
     expected = correlation_by_hand(D[np.ix_(some, some)], D[np.ix_(order[some], order[some])])
     assert 0.1 < expected < 0.9
-    assert distance_correlation(*sample_matches(plan, (X, X), mass, mass)) == pytest.approx(expected, abs=1e-9)
+    assert distance_correlation(*sample_matched_distances(plan, (X, X), mass, mass)) == pytest.approx(
+        expected, abs=1e-9
+    )
     same = DenseCoupling(torch.eye(700, dtype=torch.float64) / 700)
-    assert distance_correlation(*sample_matches(same, (X, X), mass, mass)) == pytest.approx(1.0)
+    assert distance_correlation(*sample_matched_distances(same, (X, X), mass, mass)) == pytest.approx(1.0)
 
 
 def test_points_that_are_all_equally_far_apart_have_no_distance_correlation() -> None:

@@ -291,7 +291,7 @@ class GromovWasserstein(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseE
     def _average_by_plan(self, rows: Array, values: Array, side: int) -> Array:
         """For these rows (m, .) of ``side`` the mean by the plan of the values (., d) of the other side, (m, d)."""
         result = self.result_
-        group, place = _match_rows(self._points[side], rows)
+        group, place = _number_equal_rows(self._points[side], rows)
         known, new = np.flatnonzero(place >= 0), np.flatnonzero(place < 0)
         found = np.empty((len(rows), values.shape[1]))
         if len(known):
@@ -332,7 +332,7 @@ def _to_seed(random_state: Any) -> Any:
     return int(random_state.randint(2**31 - 1)) if isinstance(random_state, np.random.RandomState) else random_state
 
 
-def _match_rows(known: Array, rows: Array) -> tuple[Array, Array]:
+def _number_equal_rows(known: Array, rows: Array) -> tuple[Array, Array]:
     """Numbers of the groups of equal rows: of each known row (N,), and of each other row (m,) that is one, else -1."""
     numbers: dict[bytes, int] = {}
     group = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in known + 0.0])  # -0.0 equals 0.0

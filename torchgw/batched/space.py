@@ -26,7 +26,7 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from torchgw.kernels.sampling import draw
-from torchgw.search.initial_guesses import leading_modes, profiles
+from torchgw.search.initial_guesses import compute_profiles, leading_modes
 from torchgw.spaces.hierarchy import Cells
 from torchgw.types import Array
 
@@ -130,7 +130,7 @@ def prepare_space(distances: Array, mass: Array, seed: int, large: bool = False,
     critical = float(values[0].abs()) if len(p) > 1 else 0.0
     drawn = draw(coarse_p, sum(ANCHORS), torch.Generator().manual_seed(seed))
     anchors = [coarse_D[:, index] for index in torch.split(drawn, list(ANCHORS))]
-    features = *profiles(coarse_D, coarse_p), modes, *anchors
+    features = *compute_profiles(coarse_D, coarse_p), modes, *anchors
     levels = tuple(_make_level(each, critical or 1.0) for each in cells)
     return PreparedSpace(
         distances=D,

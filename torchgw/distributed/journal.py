@@ -62,8 +62,8 @@ class SharedWatch(Watch):
         super().__init__(callback, journal)
         self.ranks = ranks
 
-    def _flags(self) -> tuple[bool, bool]:
-        own = super()._flags()
+    def _read_cancellation_flags(self) -> tuple[bool, bool]:
+        own = super()._read_cancellation_flags()
         if self.ranks.busy:
             return own
         stopped, acted_on = self.ranks.most(torch.tensor(own, dtype=torch.float32, device=self.ranks.device)).tolist()

@@ -95,7 +95,7 @@ def lanczos(
         nothing, none = space.vectors.T, space.vectors.new_empty(0)
         return ExtremeEigenpairs(none, nothing, nothing, none, 0, 0, True)
     while True:
-        V, U = space.last_vectors(width)
+        V, U = space.select_last_with_duals(width)
         image, n_products, step = operator.image(V, U), n_products + width, step + 1
         T, size, before = _extend_matrix(T, space.duals @ image), space.count, width
         width, beside = space.add(image)
@@ -215,7 +215,7 @@ class OrthonormalBasis:
     def duals(self) -> Tensor:
         return self._duals[: self.count]
 
-    def last_vectors(self, width: int) -> tuple[Tensor, Tensor]:
+    def select_last_with_duals(self, width: int) -> tuple[Tensor, Tensor]:
         """The last ones, and their duals, (n, width)."""
         return self.vectors[-width:].T, self.duals[-width:].T
 

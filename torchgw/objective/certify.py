@@ -18,7 +18,7 @@ from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import c_transform, dual_bound, gap, lowest_cost, second_bound
-from torchgw.objective.exact import ExactGradient, cost_of_core, factored_quadratic
+from torchgw.objective.exact import ExactGradient, assemble_factored_cost, factored_quadratic
 from torchgw.objective.leading import should_use_surrogate, stored_cost
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
@@ -118,7 +118,7 @@ def read_block_plan(
         value = factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals, ranks)
         quadratic = Objective(_not_negative(value), True, 0.0)
         means = x.mean_squares, y.mean_squares
-        cost = cost_of_core((x.F, x.signs), (y.F, y.signs), product, *means)
+        cost = assemble_factored_cost((x.F, x.signs), (y.F, y.signs), product, *means)
     return PlanStatistics(quadratic, cost, means, quadratic.value, marginals)
 
 

@@ -153,7 +153,7 @@ class Curvature:
             return self.quadratic(W, rows, columns), rows, columns
         core, one, other, _ = self.parts(read)
         rows, columns = (rows, columns) if self.model.has_hard_marginals else (one, other)
-        return self.quadratic.cost_from_core(core, rows, columns), rows, columns
+        return self.quadratic.cost_from_factored_plan(core, rows, columns), rows, columns
 
     def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> LinearSolution:
         """(I + S B / w) W = R in terms of what is read of W and R."""

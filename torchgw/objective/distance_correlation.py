@@ -35,7 +35,7 @@ RESOLVED = 1e-6  # of the largest distance: distances that differ by less have o
 GIVES = 0.1  # of the largest share of its mass that a point gives: points that give less are left out
 
 
-def sample_matches(
+def sample_matched_distances(
     plan: Coupling, spaces: tuple[DistanceProvider, DistanceProvider], rows: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `distance_correlation` is told of a plan. 120 points, drawn evenly by mass, stand for more; 64 where each
@@ -49,7 +49,7 @@ def sample_matches(
     p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    return _sample_matches(plan, without_scale(spaces[0]), without_scale(spaces[1]), rows, p, most)
+    return _sample_matched_distances(plan, without_scale(spaces[0]), without_scale(spaces[1]), rows, p, most)
 
 
 def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> float:
@@ -77,7 +77,7 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
 
 
 @as_cuda_graph()
-def _sample_matches(
+def _sample_matched_distances(
     plan: Coupling, source: DistanceProvider, target: DistanceProvider, rows: Tensor, p: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Distances (m, m) between at most so many points, drawn evenly by mass, and between their matches; which shares

@@ -90,7 +90,7 @@ class ExactGradient:
         a, b = (self.a, self.b) if q is None else self.means(p, q)
         left, right = self.source.factors(), self.target.factors()
         if left is not None and right is not None:
-            return cost_of_core(left, right, left[0].T @ coupling.apply(right[0], 1), a, b)
+            return assemble_factored_cost(left, right, left[0].T @ coupling.apply(right[0], 1), a, b)
         if left is not None:
             F, s = left
             U, V = F * s, symmetric_product(self.target, coupling.apply(F, 0))
@@ -118,12 +118,12 @@ class ExactGradient:
             return symmetric_product(self.source, symmetric_product(self.target, T.T).T)
         return directed_product(partial(product, self.source), partial(product, self.target), T)
 
-    def cost_from_core(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
+    def cost_from_factored_plan(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
         """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""
         left, right = self.source.factors(), self.target.factors()
         assert left is not None
         assert right is not None
-        return cost_of_core(left, right, product, *self.means(p, q))
+        return assemble_factored_cost(left, right, product, *self.means(p, q))
 
     def cost_between_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:
         """The cost of a plan T (L, L') that lives on a few points of each space, given by their indices, up to row and
@@ -167,7 +167,7 @@ class PairLoss(NamedTuple):
         return FactoredCost.from_product(mean_of(self.f1, rows, False), mean_of(self.f2, columns, False), cross)
 
 
-def cost_of_core(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
+def assemble_factored_cost(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
     """C(T) between factored spaces from F^T T G (r, r') and its row (N,) and column (K,) terms, at the smaller rank."""
     (F, s), (G, t) = left, right
     core = s[:, None] * product.to(F.dtype) * t

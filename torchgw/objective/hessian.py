@@ -183,7 +183,7 @@ class Hessian:
     def image(self, V: Tensor, U: Tensor) -> Tensor:
         return V + torch.stack([self.curvature.multiply(u) for u in U.T], 1)
 
-    def draw_isotropic(self, count: int, generator: torch.Generator) -> Tensor:
+    def isotropic(self, count: int, generator: torch.Generator) -> Tensor:
         """Vectors (n, count) of changes that are drawn alike in all directions, where these are read entry by entry."""
         plan, model = self.respond.plan, self.curvature.model
         assert self.curvature.factors is None

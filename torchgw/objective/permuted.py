@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
-from torchgw.objective.exact import ExactGradient, Factors, cost_of_core
+from torchgw.objective.exact import ExactGradient, Factors, assemble_factored_cost
 from torchgw.objective.leading import ROWS
 
 FRESH = 0.5  # share of the points, from which all products take less than those that change
@@ -48,7 +48,7 @@ class FactoredPermutations:
     def cost_of(self, match: Tensor, out: Tensor | None = None) -> Tensor:
         """E (N, N) of a permutation (N,)."""
         product = self.left[0].T @ self.right[0][match] / len(match)
-        cost = cost_of_core(self.left, self.right, product, self.a, self.b)
+        cost = assemble_factored_cost(self.left, self.right, product, self.a, self.b)
         return torch.mm(cost.U * -2.0, cost.V.T, out=out)
 
     def value(self, match: Tensor, cost: Tensor | None = None) -> float:

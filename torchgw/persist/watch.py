@@ -116,7 +116,7 @@ class Watch:
     def pause(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
         share()
-        stopped, acted_on = self._flags()
+        stopped, acted_on = self._read_cancellation_flags()
         if self.journal is not None and not acted_on:
             self.journal.offer(state, stopped)
         self.signal.acted_on = acted_on or stopped
@@ -124,11 +124,11 @@ class Watch:
 
     def should_skip(self) -> bool:
         """Whether cancellation skips the next piece of work; the skip is recorded in the signal."""
-        stopped, acted_on = self._flags()
+        stopped, acted_on = self._read_cancellation_flags()
         self.signal.acted_on = acted_on or stopped
         return stopped
 
-    def _flags(self) -> tuple[bool, bool]:
+    def _read_cancellation_flags(self) -> tuple[bool, bool]:
         """Whether cancellation was requested, and whether work was skipped because of it."""
         return self.signal.stopped, self.signal.acted_on
 

@@ -200,7 +200,7 @@ class PlanCurvature:
         if len(self.smallest) == 0:
             raise ValueError("density needs a plan with changes: this one is a matching whose entries leave none")
         generator = make_generator(random_state, self.hessian.device)
-        return lanczos_quadrature(self.hessian, self.hessian.draw_isotropic, n_probes, n_steps, generator)
+        return lanczos_quadrature(self.hessian, self.hessian.isotropic, n_probes, n_steps, generator)
 
     def trace(
         self,

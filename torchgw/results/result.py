@@ -35,7 +35,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.diagnostics.verdict import Verdict, judge
 from torchgw.kernels import LN2
 from torchgw.marginals import Marginals
-from torchgw.objective.distance_correlation import distance_correlation, sample_matches
+from torchgw.objective.distance_correlation import distance_correlation, sample_matched_distances
 from torchgw.objective.gain import ProductPlan, product_moments, product_plan_from_moments
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions
@@ -97,7 +97,7 @@ class SolveReport(NamedTuple):
         numpy_input = not any(isinstance(each, Tensor) for each in given)
         asked: Sequence[Sequence[Tensor]] = (
             () if request.product else product_moments(request.model, sides),
-            sample_matches(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
+            sample_matched_distances(solution.coupling, sides, rows, p) if request.model.alpha > 0 else (),
             [residuals(rows, columns, p, q, own.marginals)],
             apart,
             [torch.as_tensor(side) for each in basins for side in (each.matching, each.shift) if numpy_input],

@@ -55,11 +55,11 @@ def threads_for(pairs: int) -> AbstractContextManager[None]:
     """In this context torch has the threads for plans of so many pairs of points, in this Python thread."""
     if pairs < SEVERAL_PAY:
         return one_thread()
-    return nullcontext() if hasattr(_several, "seen") else _while_alone()
+    return nullcontext() if hasattr(_several, "seen") else _adapt_threads_to_contention()
 
 
 @contextmanager
-def _while_alone() -> Iterator[None]:
+def _adapt_threads_to_contention() -> Iterator[None]:
     """In this context torch has its threads until this one has to `share` cores."""
     given = own_threads()
     try:
@@ -86,7 +86,7 @@ def share() -> None:
 def _give_way() -> None:
     """Half of the threads, and half again, while they have to wait; then nobody looks for a while."""
     began, count = time.perf_counter(), own_threads()
-    while count > 1 and _has_to_wait():
+    while count > 1 and _has_core_contention():
         count //= 2
         logger.info("cores are shared with other programs, so torch goes on with threads: %d", count)
         set_own_threads(count)
@@ -94,7 +94,7 @@ def _give_way() -> None:
     _several.seen = now + REST * (now - began), _waiting_seconds()
 
 
-def _has_to_wait() -> bool:
+def _has_core_contention() -> bool:
     """Whether this thread has to wait for a core while torch has several; never where nobody tells."""
     if not os.path.exists(WAITED):
         return False

@@ -90,7 +90,7 @@ def maximise_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WOR
     best = int((wanted == np.arange(len(wanted))).sum())  # of the identity
     start, rounds = graph.refine(np.zeros((2, len(wanted)), dtype=np.int32))
     assert start is not None  # both copies are the same
-    limit = _bound(start, wanted)
+    limit = _bound_agreements(start, wanted)
     spent = rounds * graph.entries_per_round
     branches: list[tuple[int, Iterator[tuple[Array | None, int]]]] = [(limit, iter([(start, 0)]))]
     while branches:
@@ -102,18 +102,18 @@ def maximise_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WOR
         spent += rounds * graph.entries_per_round
         if spent > most_work:
             return best, limit
-        if colour is None or (bound := _bound(colour, wanted)) <= best:
+        if colour is None or (bound := _bound_agreements(colour, wanted)) <= best:
             continue
         if len(wanted) == colour.max() + 1:
             image = np.empty(len(wanted), dtype=np.int64)
             image[np.argsort(colour[0])] = np.argsort(colour[1])
             best = bound if graph.is_automorphism(image) else best
         else:
-            branches.append((bound, _branches(graph, colour, wanted)))
+            branches.append((bound, _iterate_branches(graph, colour, wanted)))
     return best, best
 
 
-def _branches(graph: RefinementGraph, colour: Array, wanted: Array) -> Iterator[tuple[Array | None, int]]:
+def _iterate_branches(graph: RefinementGraph, colour: Array, wanted: Array) -> Iterator[tuple[Array | None, int]]:
     """Refined colours after each image of one node whose image is open, the wished one first."""
     sizes = np.bincount(colour[0])[colour[0]]
     wished = (wanted >= 0) & (colour[0] == colour[1, wanted])
@@ -129,7 +129,7 @@ def _branches(graph: RefinementGraph, colour: Array, wanted: Array) -> Iterator[
         yield graph.refine(chosen)
 
 
-def _bound(colour: Array, wanted: Array) -> int:
+def _bound_agreements(colour: Array, wanted: Array) -> int:
     """Distinct wished images that have the colour of the node."""
     wished = (wanted >= 0) & (colour[0] == colour[1, wanted])
     return len(np.unique(wanted[wished]))

@@ -40,7 +40,7 @@ from torchgw.search.anneal import (
 from torchgw.search.candidate import Candidate, is_as_low
 from torchgw.search.contest import run_contest
 from torchgw.search.crossing import CROSSED, cross_basins
-from torchgw.search.every_point import has_cells, is_few, search_cells, search_every_point
+from torchgw.search.every_point import search_cells, search_every_point, should_search_cells, should_search_every_point
 from torchgw.search.full_starts import (
     DISTRIBUTIONS,
     FEW_PAIRS,
@@ -98,9 +98,13 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
     graphs = _make_graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.is_similarity for graph in graphs)):
         return _search_without_landmarks(problem, graphs)
-    if is_few(problem) and graphs is None:
+    if should_search_every_point(problem) and graphs is None:
         return _search_few_points(problem, coarse)
-    if not is_few(problem) and has_cells(problem) and (cells := search_cells(problem, coarse, "cells")):
+    if (
+        not should_search_every_point(problem)
+        and should_search_cells(problem)
+        and (cells := search_cells(problem, coarse, "cells"))
+    ):
         return _merge_cell_basins(problem, coarse, cells)
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
     landmarks, found, reference = _find_landmark_candidates(problem, coarse)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
 from torchgw.kernels.sums import add_by_label
-from torchgw.objective.exact import cost_of_core, factored_mean_squares
+from torchgw.objective.exact import assemble_factored_cost, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, apply_control, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import Ranks, ranks_of
@@ -123,7 +123,7 @@ def cost_of_cells(
     """The exact linearised cost on all points of a plan between cells, per unit of its mass (), for spaces whose own
     factors, of which cells have these means, are the controls."""
     (x, y), ((F, s, a), (G, t, b)) = means, controls
-    return cost_of_core((F, s), (G, t), x.T @ coupling.apply(y, 1) / mass.to(x.dtype), a, b)
+    return assemble_factored_cost((F, s), (G, t), x.T @ coupling.apply(y, 1) / mass.to(x.dtype), a, b)
 
 
 def with_mean_squares(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:

@@ -65,14 +65,14 @@ ROUGH, STEPS = 1e-4, 40  # of conditional gradients between cells: gap over valu
 PROBES, ROUNDS = 128, 10  # random sums of distances that cells are alike in; rounds of k-means
 
 
-def has_cells(problem: StoredProblem) -> bool:
+def should_search_cells(problem: StoredProblem) -> bool:
     """Whether cells can stand for the points: without entropy, not too many, and with all distances at hand."""
     given = all(space.stored or space.factors() is not None for space in problem.spaces)
     few = len(problem.p) * len(problem.q) <= CELLS_PAIRS
     return few and problem.has_no_entropy and problem.exact and problem.model.is_standard and given
 
 
-def is_few(problem: StoredProblem) -> bool:
+def should_search_every_point(problem: StoredProblem) -> bool:
     """Whether the search may take every point for a landmark: pairs of points are few, and so are those of a space."""
     n, k = len(problem.p), len(problem.q)
     return (

@@ -55,7 +55,7 @@ def make_start_costs(
     """``count`` costs (count, L, L') for distances DX (L, L), DY (L', L') and masses p, q, all on the host; each has
     mean 1 under the product plan. ``ahead`` are numbers that were `draw_ahead`."""
     product = p[:, None] * q
-    pairs = list(zip(profiles(DX, p), profiles(DY, q), strict=True))
+    pairs = list(zip(compute_profiles(DX, p), compute_profiles(DY, q), strict=True))
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))
     pairs += [(x * signs, y) for signs in sign_combinations(x, y)]
     costs = [cost for cost in relative_costs(pairs, product) for _ in range(2)]
@@ -85,7 +85,7 @@ def _draw_uniform(sizes: list[int], generator: torch.Generator) -> Tensor:
     return torch.rand(2 * sum(sizes), generator=generator, dtype=torch.float64, device=generator.device)
 
 
-def profiles(D: Tensor, mass: Tensor) -> list[Tensor]:
+def compute_profiles(D: Tensor, mass: Tensor) -> list[Tensor]:
     """Features (n, .) of points by the distributions of their distances D (n, n), and by their means alone."""
     return [quantiles(D, mass, N_QUANTILES), (D @ mass)[:, None]]
 

@@ -77,7 +77,7 @@ class GraphFeatures:
             ]
         return cls(degrees, np.stack(columns, 1), edges, support, (D, *turned) if weighted or turned else ())
 
-    def bands(self, limits: Array) -> list[Any]:
+    def make_bands(self, limits: Array) -> list[Any]:
         """Matrices of the edges with a support between these limits, over the square roots of the degrees; and the
         weights, if there are any."""
         over = diags_array(1 / self.degrees.clip(min=1) ** 0.5)
@@ -136,7 +136,7 @@ def _perturb_edges(D: Any, symmetric: bool, rng: np.random.Generator) -> Any:
 def _run_network(graphs: list[GraphFeatures], rng: np.random.Generator) -> list[Array]:
     """What the network makes of each graph, (N, d)."""
     limits = band_limits(graphs[0].support)
-    bands = [graph.bands(limits) for graph in graphs]
+    bands = [graph.make_bands(limits) for graph in graphs]
     counts = [np.stack([_signed_log(np.diff(band.indptr)) for band in sides], 1) for sides in bands]
     states = [np.concatenate((graph.statistics, count), 1) for graph, count in zip(graphs, counts, strict=True)]
     found: list[list[Array]] = [[] for _ in graphs]

@@ -41,7 +41,7 @@ from torchgw.search.subtrees import compare_subtrees
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.proximal import epsilon_levels, proximal_steps
-from torchgw.spaces.shortest_paths import hop_distances
+from torchgw.spaces.shortest_paths import compute_relative_hops
 from torchgw.types import DistanceProvider
 
 ROUNDS = 4  # of means over neighbours
@@ -137,7 +137,7 @@ class SpaceGraph:
     @cached_property
     def hops(self) -> Tensor:
         """Hops (N, N) over the largest, and 1 between all points of a complete graph."""
-        found = hop_distances(self.weights)
+        found = compute_relative_hops(self.weights)
         return (self.weights > 0).to(self.weights) if found is None else found
 
     @cached_property
@@ -160,14 +160,14 @@ class SpaceGraph:
         values, vectors = torch.linalg.eigh(self.weights)
         return values / values.square().mean().sqrt().clamp_min(torch.finfo(values.dtype).tiny), vectors
 
-    def heat(self, time: float) -> Tensor:
+    def diffuse_heat(self, time: float) -> Tensor:
         """What is left and where it went (N, N) of unit heat at each node; where edges have directions the sum of its
         real part, the same both ways, and of its imaginary one, which changes sign."""
         values, vectors = self.diffusion
         found = (vectors * torch.exp(-time * values)) @ vectors.mH
         return found.real + found.imag if self.has_directions else found
 
-    def statistics(self) -> Tensor:
+    def compute_statistics(self) -> Tensor:
         """Features (N, .): strength, degree, triangles, the entries' sums in both directions and their diagonal, and
         the same of neighbours in the mean, and of theirs; where edges have directions, of those along and against them
         as well."""
@@ -241,14 +241,14 @@ def hop_quantiles(x: SpaceGraph) -> Tensor:
 
 def heat_quantiles(x: SpaceGraph, time: float) -> Tensor:
     """The distribution over all points of the heat from each (N, .), and of that to each where these differ."""
-    heat = x.heat(time)
+    heat = x.diffuse_heat(time)
     ways = (heat, heat.T) if x.has_directions else (heat,)
     return torch.cat([quantiles(way, x.mass, N_QUANTILES) for way in ways], 1)
 
 
 VIEWS: dict[str, View] = {
     "product plan": product_plan,
-    "statistics": partial(match_by_features, features=SpaceGraph.statistics, relative=True),
+    "statistics": partial(match_by_features, features=SpaceGraph.compute_statistics, relative=True),
     "distributions of hops": partial(match_by_features, features=hop_quantiles),
     **{
         f"distributions of heat, time {t:g}": partial(match_by_features, features=partial(heat_quantiles, time=t))
@@ -258,7 +258,8 @@ VIEWS: dict[str, View] = {
     **{f"subtrees of depth {depth}": partial(match_by_subtrees, depth=depth) for depth in DEPTHS},
     "hops": partial(match_by_matrices, matrix=lambda x: x.hops),
     **{
-        f"heat, time {time:g}": partial(match_by_matrices, matrix=partial(SpaceGraph.heat, time=time)) for time in TIMES
+        f"heat, time {time:g}": partial(match_by_matrices, matrix=partial(SpaceGraph.diffuse_heat, time=time))
+        for time in TIMES
     },
 }
 # For few points: own steps by full matrices, and what differs little from others.

@@ -86,7 +86,7 @@ def _moments(
     # Means by mass in float64 make the rank small; `FactoredCost.centre_factors` takes plain ones, in single precision.
     p, q = p / p.sum(), q / q.sum()  # masses of a partial plan sum to much more than it does
     (n, own_p), (k, own_q) = ((len(mass), ranks.own(mass)) for mass in (p, q))
-    u0, v0 = ranks.sum(_mean(U, own_p)), ranks.sum(_mean(V, own_q))
+    u0, v0 = ranks.sum(_partial_mean(U, own_p)), ranks.sum(_partial_mean(V, own_q))
     row = unit * ranks.all_gather(_times(U, v0[:, None])[:, 0], n)
     column = unit * (ranks.all_gather(_times(V, u0[:, None])[:, 0], k) - u0 @ v0)
     return (u0, v0), (row, column), (ranks.sum(_gram(U, u0, own_p)), ranks.sum(_gram(V, v0, own_q)))
@@ -96,7 +96,7 @@ def _blocks(U: Tensor) -> list[Tensor]:
     return list(torch.split(U, BLOCK_POINTS))
 
 
-def _mean(U: Tensor, mass: Tensor) -> Tensor:
+def _partial_mean(U: Tensor, mass: Tensor) -> Tensor:
     return torch.stack([m @ block.double() for block, m in zip(_blocks(U), _blocks(mass), strict=True)]).sum(0)
 
 

@@ -31,8 +31,8 @@ from torchgw.spaces.heat_kernel import (
     FLOOR,
     DenseKernel,
     SparseKernel,
+    build_edge_topology,
     dense_rows,
-    edge_set,
     fit_dimension_and_time,
     heat_rows,
     largest_rate,
@@ -107,7 +107,7 @@ class HeatDistances(ScaledDistances):
         given = None if time is None else validate.real("time", time, above=0.0)
         if not (graph.data > 0).any():
             raise ValueError(f"{self._name} must have an edge longer than zero; heat distances have no scale otherwise")
-        self._edges = edge_set(graph)
+        self._edges = build_edge_topology(graph)
         self._label = torch.from_numpy(components(graph)[1].astype(np.int64))
         self._roots = roots = self._edges.inverse_roots(_square_lengths(graph))
         probes, paths = farthest_points(graph, N_PROBES)
@@ -272,7 +272,7 @@ def _graph(value: Any, k: int | None, name: str | None) -> tuple[Any, str]:
 
 
 def _square_lengths(graph: Any) -> Tensor:
-    """Squared lengths (E,) of the edges between different points, in the order of `edge_set`."""
+    """Squared lengths (E,) of the edges between different points, in the order of `build_edge_topology`."""
     row = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
     return torch.from_numpy(graph.data[graph.indices != row] ** 2)
 

@@ -76,7 +76,7 @@ class _Exponential(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class EdgeSet:
+class EdgeTopology:
     """The edges of a graph without their lengths.
 
     Attributes
@@ -91,9 +91,9 @@ class EdgeSet:
     laplacian: Tensor
     shortest: float
 
-    def to(self, device: torch.device) -> EdgeSet:
+    def to(self, device: torch.device) -> EdgeTopology:
         moved = (self.row.to(device), self.column.to(device), self.laplacian.to(device))
-        return EdgeSet(*moved, self.shortest)
+        return EdgeTopology(*moved, self.shortest)
 
     def square_lengths(self, points: Tensor) -> Tensor:
         """Squared edge lengths (E,) between points (N, D)."""
@@ -116,14 +116,14 @@ class EdgeSet:
         return (S + S.T) / 2
 
 
-def edge_set(graph: Any) -> EdgeSet:
+def build_edge_topology(graph: Any) -> EdgeTopology:
     """The edges of a symmetric SciPy CSR graph with some positive length."""
     n, degree = graph.shape[0], np.diff(graph.indptr)
     row, column = np.repeat(np.arange(n), degree), graph.indices.astype(np.int64)
     loops = np.flatnonzero(row == column)
     row, column = np.delete(row, loops), np.delete(column, loops)
     lengths = np.delete(graph.data, loops)
-    return EdgeSet(
+    return EdgeTopology(
         torch.from_numpy(row),
         torch.from_numpy(column),
         _laplacian(n, row, column),
@@ -140,7 +140,7 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
     return sparse_tensor(matrix)
 
 
-def largest_rate(edges: EdgeSet, roots: Tensor) -> float:
+def largest_rate(edges: EdgeTopology, roots: Tensor) -> float:
     """An estimate from above of the largest eigenvalue of S / n: the largest Ritz value, with five per cent added."""
     start = random_like(roots)[:, None]
     steps = min(SPECTRUM_STEPS, len(roots))
@@ -162,14 +162,14 @@ def steps_for(largest: float, time: float, n: int) -> int:
     return int(order[small[0]]) if len(small) else n
 
 
-def heat_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor, n_steps: int, traced: bool) -> Tensor:
+def heat_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor, n_steps: int, traced: bool) -> Tensor:
     """Rows K[index] (M, N) at ``time`` (), in units of the squared length over n."""
     V = torch.zeros(len(roots), len(index), dtype=torch.float64, device=index.device)
     V[index, torch.arange(len(index), device=index.device)] = 1.0
     return matrix_function(edges.product, (roots,), V, Exponential(), n_steps, (time,), reorthogonalise=traced).T
 
 
-def dense_rows(edges: EdgeSet, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:
+def dense_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:
     """The same from one eigendecomposition, O(N^3), differentiable.
 
     Where Lanczos takes nearly as many steps as there are points, its last vectors are rounding, and its adjoint with
@@ -217,7 +217,7 @@ def varadhan(log_k: Tensor, index: Tensor, diagonal: Tensor, time: Tensor, reach
 class DenseKernel:
     """All of K from one eigendecomposition of S / n, O(N^3), for spaces of few points."""
 
-    def __init__(self, edges: EdgeSet, roots: Tensor) -> None:
+    def __init__(self, edges: EdgeTopology, roots: Tensor) -> None:
         self._values, self._vectors = torch.linalg.eigh(edges.dense(roots))
 
     def rows(self, index: Tensor, time: float) -> Tensor:
@@ -228,7 +228,7 @@ class DenseKernel:
 class SparseKernel:
     """Rows of K by Lanczos, a few at a time; ``n_steps`` None takes what each time needs."""
 
-    def __init__(self, edges: EdgeSet, roots: Tensor, n_steps: int | None) -> None:
+    def __init__(self, edges: EdgeTopology, roots: Tensor, n_steps: int | None) -> None:
         self._edges, self._roots, self._n_steps = edges, roots, n_steps
         self._largest = largest_rate(edges, roots)
 

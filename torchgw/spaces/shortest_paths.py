@@ -213,7 +213,7 @@ def subtree_sums(value: Tensor, above: Tensor) -> Tensor:
     return held[:, :n]
 
 
-def hop_distances(D: Tensor) -> Tensor | None:
+def compute_relative_hops(D: Tensor) -> Tensor | None:
     """Hop distances (N, N) over the largest of them, for an adjacency D (N, N); None where D is none.
 
     As distances an adjacency, most of whose entries are equal, is nearly flat and says little of where a point lies;

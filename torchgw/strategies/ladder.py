@@ -259,7 +259,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
         for mass in model.masses
     ]
     cells = step.linear_problem.A, step.linear_problem.B, step.f, step.g
-    f, g, errors = _lift_both_sides(
+    f, g, errors = _lift_potentials_with_errors(
         problem.kernels.local_kernel, model, step.point_score, cells, labels, draws, problem.ranks
     )
     one, its_error, other, other_error = to_host(errors)[0].tolist()
@@ -267,7 +267,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
 
 
 @as_cuda_graph()
-def _lift_both_sides(
+def _lift_potentials_with_errors(
     kernel: Kernel,
     model: Model,
     ends: PointScore,

@@ -67,7 +67,10 @@ class VertexLevel(NamedTuple):
     ) -> VertexLevel:
         """With the cost of a plan between cells of its points, and potentials that its own lead to."""
         core = require_factors(cells.x)[0].T @ found.plan.apply(require_factors(cells.y)[0], 1)
-        cost, coarse = ExactGradient(self.x, self.y, self.p, self.q).cost_from_core(core, self.p, self.q), found.cost
+        cost, coarse = (
+            ExactGradient(self.x, self.y, self.p, self.q).cost_from_factored_plan(core, self.p, self.q),
+            found.cost,
+        )
         (fine, few), (f, g) = (_make_order(each, self.ranks) for each in (cost, coarse)), found.duals
         row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
         column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
