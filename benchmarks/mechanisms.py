@@ -243,8 +243,10 @@ def _one_start(asked: Any, plan: Any, level: str, origin: str) -> list[Any]:
     return _start_sharply(asked, plan, level, origin)[-1:]
 
 
-def _without_pairs(pool: Any, parents: int, rounds: int, stale: int, fall: float, apart: float, born: Any) -> Any:
-    unpaired = lambda fresh, lowest: born([], lowest)  # noqa: E731
+def _without_pairs(
+    pool: Any, parents: int, rounds: int, stale: int, fall: float, apart: float, make_offspring: Any
+) -> Any:
+    unpaired = lambda fresh, lowest: make_offspring([], lowest)  # noqa: E731
     return _improve(pool, parents, rounds, stale, fall, apart, unpaired)
 
 
@@ -279,8 +281,8 @@ def _whole_step(self: Any, plan: torch.Tensor) -> Any:
 
 
 def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: Any, watch: Any, history: Any) -> Any:
-    gradient = gradient_of(model, quadratic)
-    return fixed_point.descend(gradient, start, model, model.epsilon, solver, options, watch, history=history)
+    loop = iterate.Loop(watch, history, options.stopping.max_iter)
+    return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
 def _priced(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:

@@ -12,12 +12,13 @@ from functools import cache, partial
 import networkx as nx
 import numpy as np
 import pytest
+import torch
 from scipy import sparse
 from scipy.spatial.distance import cdist
 
 from benchmarks import ablation, common, mechanisms
 from benchmarks.mechanisms import CORE, MECHANISMS, PACKAGE, named, observed, switched_off
-from torchgw import GWOptions, gw_align
+from torchgw import GWOptions, Implicit, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import leading
@@ -72,6 +73,13 @@ def random_graph(n, share):
 def fused():
     cost = np.random.default_rng(0).random((20, 20))
     return graphs(random_graph(20, 0.3), cost=cost, alpha=0.5)
+
+
+def differentiated():
+    """Two clouds whose plan has gradients, for which it is refined."""
+    X, Y = (torch.from_numpy(np.random.default_rng(seed).normal(size=(n, 3))) for seed, n in ((0, 25), (1, 30)))
+    mode = {"distances": "euclidean", "epsilon": 2e-2, "gradient_mode": Implicit(), "random_state": 0}
+    return gw_align(X.requires_grad_(), Y, **mode)
 
 
 def total_variation():
@@ -188,6 +196,7 @@ def test_a_solve_ends_without_a_mechanism_fast(name, case):
         ({(factored_transport, "MOST_MASSES"): 100}, {"flows"}),
         ({(sharp, "FACTORED_PAIRS"): 100}, {"between-factors"}),
         ({(leading, "DENSE_WORK"): {"cpu": 0.0}}, {"leading-gradient", "corrections"}),
+        ({}, {"newton"}),
     ],
 )
 def test_what_large_problems_consult_is_switched_off_too(monkeypatch, limits, names):
@@ -199,6 +208,7 @@ def test_what_large_problems_consult_is_switched_off_too(monkeypatch, limits, na
             curves, 60, 70, distances="landmark", options=GWOptions(strategy="dense"), epsilon=0.0
         ),
         "leading-gradient": partial(clouds, 60, 70, epsilon=5e-3),
+        "newton": differentiated,
     }[sorted(names)[-1]]
     with observed() as counts:
         case()

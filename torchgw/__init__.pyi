@@ -76,3 +76,5 @@ from torchgw.types import RegularizationWarning as RegularizationWarning
 from torchgw.types import SamplingWarning as SamplingWarning
 from torchgw.types import SupervisionWarning as SupervisionWarning
 from torchgw.types import TorchGWWarning as TorchGWWarning
+
+BlurWarning = RegularizationWarning  # the earlier name

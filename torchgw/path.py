@@ -212,7 +212,7 @@ class _PathSolver:
     X, Y : spaces as given, the providers after the first call.
     arguments : all others of `gw_align` but epsilon.
     first : result of the first call, None before.
-    seen : log epsilon and log perplexity of each call.
+    observed : log epsilon and log perplexity of each call.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ def encode_column(name: str, b: Any, limit: int) -> tuple[Array, Any]:
 
 
 def decode_columns(name: str, carried: Array, categories: Any) -> dict[str, Any]:
-    """Columns for ``obs`` from averages of those of `encode_column`: labels and their confidence, or numbers."""
+    """Columns for ``obs`` from averages of what `encode_column` made: labels and their confidence, or numbers."""
     from pandas import Categorical
 
     carried = np.nan_to_num(carried)

@@ -15,8 +15,8 @@ MULTINOMIAL_LIMIT = 2**24
 def draw(weights: Tensor, count: int, generator: torch.Generator | Tensor) -> Tensor:
     """``count`` indices for each row of ``weights`` (..., n), drawn with replacement in proportion to them.
 
-    Rows without any positive mass (all zero, or NaN) are drawn from uniformly. Returns int64 (..., count). Numbers of
-    `draw_uniform` do for a generator.
+    Rows without any positive mass (all zero, or NaN) are drawn from uniformly. Returns int64 (..., count). What
+    `draw_uniform` returns does for a generator.
     """
     weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0).clamp_min(0.0)
     largest = weights.amax(-1, keepdim=True)

@@ -96,7 +96,7 @@ def atomic_path(path: str | PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def open_for_writing(path: str | PathLike[str], place: bytes = b"") -> Iterator[BinaryIO]:
-    """A file for an archive, which is sealed at the end of the context, `atomic_path` or not there."""
+    """A file for an archive, sealed at the end of the context; by `atomic_path` it is whole or not there."""
     with atomic_path(path) as aside, aside.open("x+b") as file:
         yield file
         _seal(file, place)

@@ -200,8 +200,8 @@ class Request:
     def describe_precision_loss(
         self, spaces: tuple[DistanceProvider, DistanceProvider], rows: Sequence[Tensor], apart: Sequence[Tensor]
     ) -> str:
-        """Which points of spaces and features rounding does not tell apart; of spaces by what is
-        `torchgw.spaces.resolution.sample_differences` of them, the differences on the host."""
+        """Which points of spaces and features rounding does not tell apart; of spaces by what
+        `torchgw.spaces.resolution.sample_differences` returned, the differences on the host."""
         names, numbers = [side.name for side in self.spaces], None if self.support is None else self.support.sides
         found = explain_from_sample(names, spaces, self.model.masses, rows, apart, numbers)
         found += map(

@@ -1,10 +1,10 @@
 """Functions of tensors that a GPU takes in one launch when they are called again.
 
 A GPU is told of each operation by the host, which takes longer over it than the GPU over small tensors. A CUDA graph
-keeps the launches of a function, and starts them as one. The first call of a `as_cuda_graph` function with tensors of
-some shapes runs as it is, so that all its kernels are compiled and loaded; the second is captured, and it and later
-ones, also those of another solve, are replays: what is given is copied to where the graph reads, and what it made is
-copied from where it writes, each in one launch. Graphs that were not used for long are forgotten.
+keeps the launches of a function, and starts them as one. The first call of a function that `as_cuda_graph` marks, with
+tensors of some shapes, runs as it is, so that all its kernels are compiled and loaded; the second is captured, and it
+and later ones, also those of another solve, are replays: what is given is copied to where the graph reads, and what
+it made is copied from where it writes, each in one launch. Graphs that were not used for long are forgotten.
 
 What such a function may do is little. It is a function of its arguments: tensors, records of them, and constants that
 can be hashed, each of which has graphs of its own. It reads no number on the host and sends none to the GPU. It changes

@@ -97,7 +97,7 @@ def isolate(function: Callable[P, R], refusing: str = "", traced: bool = False) 
 
 
 def isolate_methods(kind: Kind, traced: bool = False) -> Kind:
-    """A decorator: every public method and property of a class is `isolate`, but generators."""
+    """A decorator: `isolate` for every public method and property of a class but generators."""
     shield = functools.partial(isolate, traced=traced)
     for name, member in list(vars(kind).items()):
         if name.startswith("_") or getattr(member, "__isabstractmethod__", False):

@@ -263,7 +263,7 @@ def find_coarse_basins(
 
 @as_cuda_graph()
 def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
-    """What is `measure_coverage` of both spaces, and their unlikeness."""
+    """What `measure_coverage` returns for both spaces, and their unlikeness."""
     return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
 
 
@@ -305,7 +305,7 @@ def _search_starts(
     problem: LandmarkProblem, costs: Tensor, unit: float, epsilon: float, n_kept: int, generator: torch.Generator
 ) -> tuple[Batch, GroupLabels]:
     """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
-    of the temperatures, and at most ``n_kept`` groups of them; ``temperature_unit`` is the height of the problem."""
+    of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is `LandmarkProblem.temperature_unit`."""
     random = (
         None
         if problem.model.has_hard_marginals

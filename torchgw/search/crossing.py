@@ -83,23 +83,24 @@ def improve_by_offspring(
     stale: int,
     fall: float,
     apart: float,
-    born: Callable[[list[tuple[EntrantT, EntrantT]], list[EntrantT]], list[EntrantT]],
+    make_offspring: Callable[[list[tuple[EntrantT, EntrantT]], list[EntrantT]], list[EntrantT]],
 ) -> list[EntrantT]:
-    """The pool, the lowest first, and what was ``make_offspring`` of it.
+    """The pool, the lowest first, with the ends that ``make_offspring`` gave.
 
     Parameters
     ----------
     parents : of how many distinct ends pairs are taken.
     rounds, stale : rounds at most, and how many of them may end with none that is lower by a share ``fall``.
     apart : L1 distance above which two plans are distinct.
-    born : ends of pairs that were not tried before, and of whatever else is made of the parents; none ends the search.
+    make_offspring : ends of pairs that were not tried before, and of whatever else is made of the parents; none ends
+        the search.
     """
     pool, tried, waited = sorted(pool, key=energy_or_inf), set[frozenset[EntrantT]](), 0
     for _ in range(rounds):
         lowest = _select_distinct(pool, parents, apart)
         fresh = [pair for pair in itertools.combinations(lowest, 2) if frozenset(pair) not in tried]
         tried |= {frozenset(pair) for pair in fresh}
-        found = born(fresh, lowest)
+        found = make_offspring(fresh, lowest)
         if not found:
             break
         pool, best = sorted((*pool, *found), key=energy_or_inf), pool[0].energy

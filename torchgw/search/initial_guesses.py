@@ -53,7 +53,7 @@ def make_start_costs(
     DX: Tensor, DY: Tensor, p: Tensor, q: Tensor, count: int, generator: torch.Generator, ahead: Tensor | None = None
 ) -> Tensor:
     """``count`` costs (count, L, L') for distances DX (L, L), DY (L', L') and masses p, q, all on the host; each has
-    mean 1 under the product plan. ``ahead`` are numbers that were `draw_ahead`."""
+    mean 1 under the product plan. ``ahead`` are numbers of `draw_ahead`."""
     product = p[:, None] * q
     pairs = list(zip(compute_profiles(DX, p), compute_profiles(DY, q), strict=True))
     x, y = (leading_modes(D.square() / -2, mass, definite=True)[1] for D, mass in ((DX, p), (DY, q)))

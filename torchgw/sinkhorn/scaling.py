@@ -195,7 +195,7 @@ def solve_by_scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornO
 
 
 def iterate_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
-    """Go on from where potentials were `absorb_potentials`, as `solve_by_scaling` does, whose last step is left."""
+    """Go on from the state of `absorb_potentials`, as `solve_by_scaling` does, whose last step is left."""
     score, row, column = scaler.score, scaler.row, scaler.column
     now, change, weight, n_iter = first, None, options.relaxation, 0
     together = CHECKS if scaler.out.is_cuda and scaler.out.numel() <= FEW_PAIRS else 1

@@ -94,7 +94,7 @@ def explain_from_sample(
     apart: Sequence[Tensor],
     numbers: Sequence[Tensor | None] | None = None,
 ) -> list[str]:
-    """`explain_unresolved_points` by what was `sample_differences`, the differences on the host."""
+    """`explain_unresolved_points` from what `sample_differences` returned, the differences on the host."""
     measured = (median_ratio(*pair).numpy() for pair in zip(apart[::2], apart[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)

@@ -53,7 +53,7 @@ def has_many_dimensions(points: Any) -> bool:
 def graphs_of_shares(
     shares: dict[int, Array], spaces: Sequence[InputSpace], k: int | None, ranks: Ranks
 ) -> dict[int, JoinedGraph]:
-    """The neighbour graphs of some of the spaces, by their numbers, each on the rank that `Ranks.scatter` deals it to;
+    """The neighbour graphs of some of the spaces, by their numbers, each on the rank that `Ranks.scatter` gives it;
     ``shares`` are this rank's points (n, D) of theirs, which are taken out."""
     own, clouds, numbers = dict[int, JoinedGraph](), dict[int, Array](), range(len(spaces))
     lists = dict[int, NeighbourLists]()

@@ -77,7 +77,7 @@ def _neighbours(edges: CsrEdges, kept: Tensor) -> list[dict[int, float]]:
 
 
 def list_doubtful(edges: CsrEdges, waiting: Tensor) -> DoubtfulEdges:
-    """The list of the edges that have a length in ``doubtful_lengths`` (E,)."""
+    """The list of the edges that have a finite length in ``waiting`` (E,), see `doubtful_lengths`."""
     length, order = waiting.sort(stable=True)
     low, high = edges.row[order], edges.target[order]
     rank, n = torch.full_like(low, -1), len(edges.pointer) - 1
@@ -90,7 +90,7 @@ def list_doubtful(edges: CsrEdges, waiting: Tensor) -> DoubtfulEdges:
 
 
 def label_parts(edges: CsrEdges, waiting: Tensor) -> Tensor:
-    """The first point (N,) of the part of each, int32, by the edges that are not ``doubtful_lengths`` (E,)."""
+    """The first point (N,) of the part of each, int32, by the edges whose ``waiting`` (E,) is infinite."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
 

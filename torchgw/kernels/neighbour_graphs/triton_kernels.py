@@ -83,8 +83,8 @@ def edges_kernel(
 
     What is ``found`` are the keys and ``place`` (entries - 1,), which counts the others up to the next one. Behind them
     come as many as there are pairs, of infinite length, from point 0 to itself. ``doubtful`` is
-    (waiting, rank, state, label): of all entries none ``waits``, has a ``rank`` or a ``state``, and the ``label`` (n,)
-    of a point is its number.
+    (waiting, rank, state, label): no entry is ``waiting`` or has a ``rank`` or a ``state``, and the ``label`` (n,) of a
+    point is its number.
     """
     keys, place = found
     pointer, row, target, length, mutual = edges

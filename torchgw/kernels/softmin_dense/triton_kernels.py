@@ -122,7 +122,7 @@ def update_scaling(mass, sums, old, weight, TINY: tl.constexpr):
 def rescale_kernel(
     mass, sums, old, out, n, weight, TINY: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
-    """out is `update_scaling`."""
+    """out is what `update_scaling` returns."""
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     inside = place < n
     reached = tl.load(sums + place, mask=inside, other=1.0)

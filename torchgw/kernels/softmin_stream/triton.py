@@ -71,7 +71,7 @@ def splits(n: int, k: int, chosen: Tile, device: torch.device) -> int:
 
 
 def prepare(A: Tensor, B: Tensor, dot: str = "") -> Operands:
-    """The factors, `split` where that makes ``dot``, and `pad_factor`."""
+    """The factors as a kernel takes them: by `split` where that makes ``dot``, else by `pad_factor`."""
     if products(dot, A.dtype)[1]:
         return split(A, slice(1, 3), 0), split(B, slice(0, 3, 2), 1)
     return pad_factor(A), pad_factor(B)
@@ -88,7 +88,7 @@ def pad_factor(A: Tensor) -> Tensor:
 
 
 def split(A: Tensor, large: slice, rest: int) -> Tensor:
-    """A float32 factor as a + a', where a has the 11 digits of tf32, three times as wide and `pad_factor`.
+    """A float32 factor as a + a', where a has the 11 digits of tf32, three times as wide and padded by `pad_factor`.
 
     With [a' a a] and [b b' b] on the two sides a product in tf32 is a' b + a b' + a b, which is A B^T to 2^-20 of its
     terms. ``large`` and ``rest`` are the places of a and a'.
