@@ -101,7 +101,7 @@ def open_memory_map(name: str, path: Path) -> Array:
     """The array of a .npy file where it lies, for ranks that each read a part of it."""
     with guards.guard_reading(name, path, ".npy"):
         found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-        guards.of_kind("its array", found.dtype, guards.NUMBERS)
+        guards.check_kind("its array", found.dtype, guards.NUMBERS)
         if found.ndim != 2 or 0 in found.shape:
             raise ValueError(f"it must hold rows and columns, got shape {found.shape}")
     return found
@@ -126,7 +126,7 @@ def _read_graph(archive: Any, limit: int) -> Any:
     if shape[0] != shape[1]:
         raise ValueError(f"its graph must be square, got shape {shape}")
     stored = sum(guards.member(archive, part).file_size for part in PARTS[kind])
-    guards.fits("its graph", shape[0] + stored // 8, limit, shape)
+    guards.refuse_oversized("its graph", shape[0] + stored // 8, limit, shape)
     kinds = [guards.NUMBERS, guards.INTEGERS, guards.INTEGERS]
     parts = {part: guards.read_member(archive, part, limit, k) for part, k in zip(PARTS[kind], kinds, strict=False)}
     return guards.sparse_matrix(kind, parts, shape)
@@ -180,7 +180,7 @@ def _read_text(path: Path, limit: int, index: str | None, edges: bool) -> Named:
                 f"{_advise_on_cell(cells[wrong], index is None, place == 0)}"
             )
         numbers.extend(row)  # type: ignore[arg-type]
-        guards.fits("it", len(numbers) + texts // 8, limit)
+        guards.refuse_oversized("it", len(numbers) + texts // 8, limit)
     if not numbers:
         raise ValueError("it holds no rows of numbers")
     if fault := find_fault(names):
@@ -228,7 +228,7 @@ def _read_edges(rows: Iterator[tuple[int, list[str]]], limit: int, headed: bool)
             texts += 0 if node in place else len(node)
             ends.append(place.setdefault(node, len(place)))
         weights.append(weight)
-        guards.fits("it", len(ends) + len(weights) + texts // 8, limit)
+        guards.refuse_oversized("it", len(ends) + len(weights) + texts // 8, limit)
     if not weights:
         raise ValueError("it holds no edges")
     names, count = list(place), len(place)
@@ -306,7 +306,7 @@ def read_table(name: str, path: Path, limit: int) -> tuple[list[int], list[list[
         Naming the file and what is wrong with it, in one line.
     """
     with guards.guard_reading(name, path, *DELIMITERS):
-        guards.fits("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
+        guards.refuse_oversized("it", path.stat().st_size, limit)  # a cell takes some eight times its characters
         lines, rows = list[int](), list[list[str]]()
         for line, cells in _iterate_lines(path, limit):
             lines.append(line)
@@ -416,7 +416,7 @@ def _read_sparse_cells(group: Any, what: str, limit: int) -> Array:
         raise ValueError(f"{what} must be an array, dense or in the format csr or csc, got a group without these parts")
     shape = _read_shape(np.asarray(_read_attribute(group, "shape", (2,))))
     stored = sum(getattr(part, "size", None) or 0 for part in found.values())
-    guards.fits(what, shape[0] * shape[1] + stored, limit, shape)
+    guards.refuse_oversized(what, shape[0] * shape[1] + stored, limit, shape)
     kinds = (guards.NUMBERS, guards.INTEGERS, guards.INTEGERS)
     parts = {
         part: guards.read_dataset(found[part], f"{what}/{part}", limit, k)

@@ -83,14 +83,14 @@ def guard_reading(name: str, path: Path, *suffixes: str) -> Iterator[None]:
         raise ValueError(f"{name}: {shown} cannot be read: {one_line(error) or type(error).__name__}") from error
 
 
-def fits(what: str, count: int, limit: int, shape: object = None) -> None:
+def refuse_oversized(what: str, count: int, limit: int, shape: object = None) -> None:
     """Refuse ``count`` numbers that would take more than ``limit`` bytes as float64."""
     if 8 * count > limit:
         sizes = f"{min(8 * count, 2**80) / 2**30:.3g} GiB in float64, over the limit of {limit / 2**30:.3g} GiB"
         raise ValueError(f"{what} would take {sizes}" + ("" if shape is None else f", by its shape {shape}"))
 
 
-def of_kind(what: str, dtype: np.dtype[Any], kinds: str) -> None:
+def check_kind(what: str, dtype: np.dtype[Any], kinds: str) -> None:
     """Refuse dtypes that are not among ``kinds``, by name."""
     if dtype.kind not in kinds:
         raise ValueError(f"{what} must hold {WANTED[kinds]}, got {KINDS.get(dtype.kind, dtype)}")
@@ -99,12 +99,12 @@ def of_kind(what: str, dtype: np.dtype[Any], kinds: str) -> None:
 def read_npy(stream: BinaryIO, size: int, limit: int, kinds: str = NUMBERS, what: str = "its array") -> Array:
     """The array of a .npy stream that has ``size`` bytes."""
     shape, by_columns, dtype, start = _npy_header(stream, what)
-    of_kind(what, dtype, kinds)
+    check_kind(what, dtype, kinds)
     if any(n < 0 for n in shape):
         raise ValueError(f"{what} has a negative length, got shape {shape}")
     count = math.prod(shape)
     promised = count * dtype.itemsize
-    fits(what, max(count, promised // 8), limit, shape)
+    refuse_oversized(what, max(count, promised // 8), limit, shape)
     if promised != size - start:
         raise ValueError(f"{what} should take {promised} bytes by its header, got {size - start}")
     flat = np.empty(count, dtype)
@@ -261,8 +261,8 @@ def check_tree(file: Any, limit: int, apart: str = "") -> None:
                 total += 0 if aside else found.nbytes
                 texts += [found] if found.dtype.hasobject and address not in seen and not aside else []
             seen.add(address)
-    fits("what it holds", total // 8, limit)
-    fits("what it holds", (total + sum(_text_bytes(found, limit) for found in texts)) // 8, limit)
+    refuse_oversized("what it holds", total // 8, limit)
+    refuse_oversized("what it holds", (total + sum(_text_bytes(found, limit) for found in texts)) // 8, limit)
 
 
 def _text_bytes(found: Any, limit: int) -> int:
@@ -313,8 +313,8 @@ def read_dataset(found: Any, what: str, limit: int, kinds: str = NUMBERS) -> Arr
 
     if not isinstance(found, h5py.Dataset) or found.shape is None:
         raise ValueError(f"{what} must be an array, got {'nothing' if found is None else type(found).__name__}")
-    of_kind(what, found.dtype, kinds)
-    fits(what, found.size, limit, found.shape)
+    check_kind(what, found.dtype, kinds)
+    refuse_oversized(what, found.size, limit, found.shape)
     check_dataset(found, what, limit)
     array: Array = found[()]
     return array
@@ -329,8 +329,8 @@ def read_texts(found: Any, what: str, limit: int) -> Array:
             f"{what} must hold text, got {'nothing' if found is None else getattr(found, 'dtype', 'a group')}"
         )
     check_dataset(found, what, limit)
-    fits(what, found.size, limit, found.shape)
-    fits(what, found.size + _text_bytes(found, limit) // 8, limit)
+    refuse_oversized(what, found.size, limit, found.shape)
+    refuse_oversized(what, found.size + _text_bytes(found, limit) // 8, limit)
     texts: Array = found.asstr()[()]
     return texts
 

@@ -59,7 +59,7 @@ def read_parts(folder: Path, limit: int) -> dict[str, Any]:
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(f"it lacks {', '.join(missing[:3])}")
-    guards.fits("it", sum(file.stat().st_size for file in files) // 8, 2 * limit + guards.HARMLESS)
+    guards.refuse_oversized("it", sum(file.stat().st_size for file in files) // 8, 2 * limit + guards.HARMLESS)
     found: list[dict[str, Array]] = []
     for file in files:
         if read_seal(file) is None:

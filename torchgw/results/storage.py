@@ -67,7 +67,7 @@ def write(
 
 def read(path: Path, limit: int) -> dict[str, Any]:
     """The members of a result from such a file, or from one of a version that wrote no checksum."""
-    guards.fits("it", path.stat().st_size // 8, 2 * limit + guards.HARMLESS)
+    guards.refuse_oversized("it", path.stat().st_size // 8, 2 * limit + guards.HARMLESS)
     read_seal(path)
     return unpack(guards.read_arrays(path, limit))
 
