@@ -326,9 +326,11 @@ def on_gpus() -> dict[str, Any]:
         share = torch.arange(12.0, device=ranks.device).reshape(6, 2)[ranks.share(6)]
         order = torch.tensor([5, 0, 3, 1, 4, 2], device=ranks.device)
         moved = ranks.all_gather(ranks.permute(share, order), 6)
-        found = by_ranks(["balanced", "fused"], 5000, 6000) if ranks.count > 1 else {}
+        known, names = problems(5000, 6000), ("balanced", "factors")
         if ranks.count == 1:
-            found = {"balanced": summary(align_by_ranks(ranks, DEFAULTS | problems(5000, 6000)["balanced"]))}
+            found = {name: summary(align_by_ranks(ranks, DEFAULTS | known[name])) for name in names}
+        else:
+            found = by_ranks(list(names), 5000, 6000)
         return found | {"moved": moved[:, 0].tolist(), "sum": float(ranks.sum(torch.ones(1, device=ranks.device)))}
 
 

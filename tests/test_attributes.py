@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import anndata
 import networkx as nx
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ import torchgw
 from torchgw import FeatureCost, GWOptions, Supervision, epsilon_path, gw_align, resume
 from torchgw.request.attributes import coordinates, in_numbers
 
+anndata = pytest.importorskip("anndata")
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
 
 N, K = 12, 14

@@ -253,11 +253,13 @@ class TestOnTheGPU:
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_softmins(self, backend: str, dtype: torch.dtype, axis: int) -> None:
         dense, stream = self.kernels(backend, dtype)
+        # What `softmin_stream.triton.split` promises: matrix units cut partial sums off instead of rounding them.
+        lost = 2.0**-20 if backend == "triton" and dtype == torch.float32 else 0.0
         for n, k in [*EVERY_SIZE, (300, 17000)]:
             cases.dense_softmin(dense, "cuda", n, k, dtype, axis, holes=n % 2 == 1)
-            cases.stream_softmin(stream, "cuda", n, k, 16, dtype, axis, holes=n % 2 == 1)
+            cases.stream_softmin(stream, "cuda", n, k, 16, dtype, axis, holes=n % 2 == 1, lost=lost)
         for rank in RANKS:
-            cases.stream_softmin(stream, "cuda", 65, 130, rank, dtype, axis, holes=rank % 2 == 0)
+            cases.stream_softmin(stream, "cuda", 65, 130, rank, dtype, axis, holes=rank % 2 == 0, lost=lost)
         cases.dense_layouts(dense, "cuda", axis)
         cases.stream_layouts(stream, "cuda")
 

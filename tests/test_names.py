@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anndata
 import h5py
 import networkx as nx
 import numpy as np
@@ -23,6 +22,7 @@ from torchgw.distributed import save
 from torchgw.estimator import GromovWasserstein
 from torchgw.request.names import check_names
 
+anndata = pytest.importorskip("anndata")
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
 
 N = 9
