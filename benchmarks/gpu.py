@@ -315,16 +315,16 @@ PRODUCTS = ((45_000, 45_000, 64), (45_000, 45_000, 100))
 LARGE = tuple((n, n, "auto") for n in (100_000, 300_000, 1_000_000))
 GROUPS = {
     "ceilings": Section(30, ceilings, (((4000, 5000),),), (((20, 24),),)),
-    "tests": Section(110, tests, (("tests",),), (("tests/test_replayed.py",), "--collect-only", "-n0")),
-    "graphs": Section(40, graphs, (CLOUDS,), ((("sphere", 60),),)),
-    "jobs": Section(90, whole, (JOBS,), (((8, 9, "auto"),),)),
-    "cold": Section(60, cold, (FIRST,), (((8, 9),),)),
-    "warm": Section(40, cold, (WARMED, True), (((8, 9),), True)),
-    "default": Section(40, default, (DEFAULT,), (((8, 9),),)),
+    "tests": Section(130, tests, (("tests",),), (("tests/test_replayed.py",), "--collect-only", "-n0")),
+    "graphs": Section(30, graphs, (CLOUDS,), ((("sphere", 60),),)),
+    "jobs": Section(75, whole, (JOBS,), (((8, 9, "auto"),),)),
+    "cold": Section(45, cold, (FIRST,), (((8, 9),),)),
+    "warm": Section(50, cold, (WARMED, True), (((8, 9),), True)),
+    "default": Section(60, default, (DEFAULT,), (((8, 9),),)),
     "kernels": Section(
-        45, floors, ((STORED, PRODUCTS, ((45_000, 32),)),), ((((20, 24),), ((20, 24, 8),), ((256, 4),)),)
+        40, floors, ((STORED, PRODUCTS, ((45_000, 32),)),), ((((20, 24),), ((20, 24, 8),), ((256, 4),)),)
     ),
-    "prepared": Section(25, prepared, ((400, 4000, 45_000),), ((60,),)),
+    "prepared": Section(20, prepared, ((400, 4000, 45_000),), ((60,),)),
     "million": Section(80, whole, (LARGE, False), (((8, 9, "streaming"),), False)),
 }
 

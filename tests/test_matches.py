@@ -15,6 +15,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 
 from tests.problems import ROLL, SPIRAL, dense_coupling, generator, potential_coupling, tiled_coupling
+from tests.simulated_device import simulated_gpu
 from torchgw import GWResult, gw_align
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, round_digits
 from torchgw.couplings.factored import FactoredPlan
@@ -117,6 +118,26 @@ def test_all_readers_name_the_lowest_of_the_largest_entries(kind: str, shape: tu
     for axis, best, mass in ((1, match, plan.sum(1)), (0, backwards, plan.sum(0))):
         shown = matches_of(coupling, torch.arange(len(best)), axis, 1).index[:, 0]
         np.testing.assert_array_equal(shown, torch.where(mass > 0, best, -1))
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["tiled", "separable"])
+def test_a_gpu_reads_kept_tiles_as_the_cpu_does(
+    kind: str, shape: tuple[int, int], twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There all entries of runs of tiles are read."""
+    monkeypatch.setattr("torchgw.couplings.factored.UNIT", 8)
+    coupling = doubled(KINDS[kind](*shape)) if twice else KINDS[kind](*shape)
+    n, k = coupling.shape
+    with simulated_gpu():
+        there = coupling.with_tensors({name: tensor.to("cuda") for name, tensor in coupling.tensors().items()})
+        for count in {1, min(2, k), min(7, k), k}:
+            for points in (None, torch.tensor([n - 1, 0, n // 2])):
+                known = coupling.top_k(count, points)
+                value, index = there.top_k(count, None if points is None else points.to("cuda"))
+                np.testing.assert_array_equal(index.cpu(), known[1])
+                torch.testing.assert_close(value.cpu(), known[0])
 
 
 @pytest.mark.parametrize("count", [1, 2, 70, 400])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.problems import generator, normal
-from torchgw.linalg.eigenpairs import ExtremeEigenpairs, lanczos, power_iteration
+from torchgw.linalg.eigenpairs import ExtremeEigenpairs, lanczos
 from torchgw.linalg.operators import Deflated, Operator, Projected, Shifted, Sum, Symmetric, matvec
 from torchgw.linalg.quadrature import lanczos_quadrature, trace
 
@@ -117,21 +117,6 @@ def test_too_few_steps_are_said() -> None:
     values = torch.linalg.eigvalsh(A)
     ends = torch.cat((values[:2], values[-2:]))
     assert bool(((found.values - ends).abs() <= found.errors).all())
-
-
-def test_power_iteration_with_deflation_agrees() -> None:
-    Q, _ = torch.linalg.qr(normal(N, N))
-    values = 1.3 ** -torch.arange(N, dtype=torch.float64)
-    A = symmetric(Q @ torch.diag(values) @ Q.T)
-    found = power_iteration(A, 3)
-    assert found.converged
-    torch.testing.assert_close(found.values, values[:3].flip(0), rtol=0, atol=float(found.errors.max()))
-    far = power_iteration(Shifted(A, factor=-1.0), 2, shift=0.5)
-    torch.testing.assert_close(far.values, -values[:2], rtol=1e-7, atol=0)
-    other = pencil()
-    first = power_iteration(Shifted(other, shift=100.0), 1)
-    assert float(first.values[0]) == pytest.approx(100 + float(other.values[-1]), abs=1e-6)
-    assert not power_iteration(A, 1, max_iter=2).converged
 
 
 def test_operators_are_put_together() -> None:

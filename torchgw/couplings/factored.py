@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import largest_entries
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.softmin_tiles import separable
-from torchgw.kernels.tiles import Tiles, centres, inverse_permutation
+from torchgw.kernels.tiles import UNIT, Tiles, centres, inverse_permutation
 
 TILE = 64
 AT_ONCE = 2**24  # scores of points and centres that are held at once
@@ -121,10 +121,14 @@ class FactoredPlan:
         rows = every if rows is None else rows
         values, index = self.f.new_zeros(len(rows), k), every.new_zeros(len(rows), k).add_(every.new_tensor(range(k)))
         present = torch.nonzero((self.f[rows] > -torch.inf) | (self.x[rows] > 0))[:, 0]
-        for place, columns in self._candidate_columns(k, rows, present):
+        candidates, read = self._candidate_columns, self.block_in_tiles
+        if (
+            self.tiles is not None and present.is_cuda
+        ):  # where launches that leave entries out take longer than reading them
+            candidates, read = self._kept_columns, self.block
+        for place, columns in candidates(k, rows, present):
             column, order = self.column_order[columns].sort()
-            block = self.block_in_tiles(rows[place], columns[order])
-            values[place], at = largest_entries(block, k, exact=False)
+            values[place], at = largest_entries(read(rows[place], columns[order]), k, exact=False)
             index[place] = column[at]
         # Entries outside the kept tiles are those of the correction.
         rival = self.x[rows[present]] * self.y.max() * (1 + ROUNDING)
@@ -133,6 +137,18 @@ class FactoredPlan:
             block = self.block(rows[place], inverse_permutation(self.column_order))
             values[place], index[place] = largest_entries(block, k, exact=False)
         return values, index
+
+    def _kept_columns(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Places of some ``rows``, of the ``present`` ones, and all columns in the kept tiles of these or of rows near
+        them; none where fewer than k columns are kept."""
+        assert self.tiles is not None
+        near = torch.split(self.tile_mask, UNIT // self.tiles.size)
+        ends = torch.arange(len(near) + 1, device=rows.device) * (UNIT // self.tiles.size * self.tiles.size)
+        bounds = torch.searchsorted(rows[present], ends).tolist()
+        for mask, (start, stop) in zip(near, pairwise(bounds), strict=True):
+            columns = self._columns(self._divide_tiles(torch.nonzero(mask.any(0))[:, 0]))
+            if start < stop and k <= len(columns):
+                yield from ((place, columns) for place in parts(present[start:stop], len(columns)))
 
     def _candidate_columns(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Places of some ``rows``, of the ``present`` ones, and kept columns among which are the k largest entries of
@@ -164,12 +180,16 @@ class FactoredPlan:
         if self.tiles is None:
             tiles = torch.arange(-(-len(self.B) // self.size), device=self.f.device)
         else:
-            wide = self.tiles.size // self.size
             first, last = self._first[tile : tile + 2]
-            within = torch.arange(wide, device=self.f.device)
-            tiles = (self.tiles.column[first:last, None] * wide + within).flatten()
-            tiles = tiles[tiles * self.size < len(self.B)]
+            tiles = self._divide_tiles(self.tiles.column[first:last])
         return tiles, self._columns(tiles)
+
+    def _divide_tiles(self, kept: Tensor) -> Tensor:
+        """The tiles of ``size`` columns that make up kept tiles."""
+        assert self.tiles is not None
+        wide = self.tiles.size // self.size
+        tiles = (kept[:, None] * wide + torch.arange(wide, device=kept.device)).flatten()
+        return tiles[tiles * self.size < len(self.B)]
 
     def _columns(self, tiles: Tensor) -> Tensor:
         columns = (tiles[:, None] * self.size + torch.arange(self.size, device=tiles.device)).flatten()

@@ -7,17 +7,12 @@ the nearest eigenvalue. Where the space would grow beyond what may be stored, it
 are wanted and the last block, which loses nothing of what they have converged to. A block finds eigenvalues of its
 multiplicity.
 
-*Power iteration* with deflation is the simple alternative: x <- (A - s) x, one eigenpair after the other, each taken
-out by adding it back with another eigenvalue. It converges by the ratio of neighbouring eigenvalues, where Lanczos does
-by the root of their distance.
-
 Sources: C. Lanczos, 1950; K. Wu, H. Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems",
 2000; B. Parlett, "The symmetric eigenvalue problem", 1998, chapters 4, 11 and 13.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,7 +20,7 @@ import torch
 from torch import Tensor
 
 from torchgw.linalg.lanczos import SEED
-from torchgw.linalg.operators import Deflated, Operator, Shifted
+from torchgw.linalg.operators import Operator
 
 TOLERANCE = 1e-8  # residual over the largest absolute value of the spectrum
 MOST_STEPS = 300  # blocks
@@ -123,46 +118,6 @@ def lanczos(
     )
 
 
-def power_iteration(
-    operator: Operator, k: int = 1, *, shift: float = 0.0, tol: float = TOLERANCE, max_iter: int = 10_000
-) -> ExtremeEigenpairs:
-    """The k eigenpairs whose eigenvalues are farthest from ``shift``, ascending; one product an iteration.
-
-    A shift at one end of the spectrum leads to the other end. ``errors`` bound, as in `lanczos`; ``n_smallest`` is 0.
-    """
-    space, generator = OrthonormalBasis(operator, min(k, operator.size)), torch.Generator().manual_seed(SEED)
-    values: list[float] = []
-    errors: list[float] = []
-    n_products, converged = 0, True
-    while space.count < min(k, operator.size):
-        taken = torch.tensor(values, dtype=operator.dtype, device=operator.device)
-        deflated = Deflated(Shifted(operator, -shift), space.vectors.T, space.duals.T, -taken)
-        x, u = space.orthogonal_direction(_draw_vectors(operator, 1, generator))
-        for _ in range(max_iter):
-            image, n_products = deflated.image(x, u), n_products + 1
-            value = float(u[:, 0] @ image[:, 0])
-            rest = image - value * x
-            error = _length(operator, rest)
-            if error <= tol * abs(value) or _length(operator, space.project_out(rest)) <= tol * abs(value):
-                break  # what is left within the space is the error of those before
-            x, u = space.orthogonal_direction(image)
-        else:
-            converged = False
-        space.append(x, u)
-        values.append(value)
-        errors.append(error)
-    found, off = (torch.tensor(side, dtype=operator.dtype, device=operator.device) for side in (values, errors))
-    order = found.argsort()
-    vectors, duals = space.vectors.T[:, order], space.duals.T[:, order]
-    return ExtremeEigenpairs(found[order] + shift, vectors, duals, off[order], 0, n_products, converged)
-
-
-def _length(operator: Operator, x: Tensor) -> float:
-    """That of a vector (n, 1)."""
-    x, u = operator.metric(x)
-    return math.sqrt(max(float((x * u).sum()), 0.0))
-
-
 def least_basis_size(smallest: int, largest: int, block: int) -> int:
     """Vectors, each with its dual, that `lanczos` stores at least for so many eigenpairs."""
     return smallest + largest + EXTRA * ((smallest > 0) + (largest > 0)) + 2 * block
@@ -241,12 +196,6 @@ class OrthonormalBasis:
             if found is not None:
                 self.append(found[0][:, None], found[1][:, None])
         return self.count - first, self.duals[first:] @ rest
-
-    def orthogonal_direction(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """A vector (n, 1), normalised, of which the part in the space is taken off, and its dual; the space stays."""
-        X, U = self.operator.metric(self.project_out(X))
-        length = (X * U).sum().sqrt()
-        return X / length, U / length
 
     def project_out(self, X: Tensor) -> Tensor:
         """Vectors (n, b) without their parts in the space."""
