@@ -197,7 +197,6 @@ def test_the_page_on_curvature_tells_circles_from_ellipses() -> None:
     assert left["found"].flat == ()
     assert left["found"].smallest[0] == pytest.approx(0.248, abs=0.01)
     assert left["mode"].carried(left["Y"]).shape == (80, 2)
-    assert float(left["farthest"].values[0]) == pytest.approx(0.248 - 1, abs=0.01)
 
 
 @pytest.mark.slow

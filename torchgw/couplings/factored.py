@@ -127,9 +127,8 @@ class FactoredPlan:
         ):  # where launches that leave entries out take longer than reading them
             candidates, read = self._kept_columns, self.block
         for place, columns in candidates(k, rows, present):
-            column, order = self.column_order[columns].sort()
-            values[place], at = largest_entries(read(rows[place], columns[order]), k, exact=False)
-            index[place] = column[at]
+            values[place], at = largest_entries(read(rows[place], columns), k, exact=False)
+            index[place] = self.column_order[columns[at]]
         # Entries outside the kept tiles are those of the correction.
         rival = self.x[rows[present]] * self.y.max() * (1 + ROUNDING)
         spread = present[torch.nonzero(values[present, -1] <= rival)[:, 0]]
@@ -139,20 +138,20 @@ class FactoredPlan:
         return values, index
 
     def _kept_columns(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Places of some ``rows``, of the ``present`` ones, and all columns in the kept tiles of these or of rows near
-        them; none where fewer than k columns are kept."""
+        """Places of some ``rows``, of the ``present`` ones, and all columns, by their points, in the kept tiles of
+        these or of rows near them; none where fewer than k columns are kept."""
         assert self.tiles is not None
         near = torch.split(self.tile_mask, UNIT // self.tiles.size)
         ends = torch.arange(len(near) + 1, device=rows.device) * (UNIT // self.tiles.size * self.tiles.size)
         bounds = torch.searchsorted(rows[present], ends).tolist()
         for mask, (start, stop) in zip(near, pairwise(bounds), strict=True):
-            columns = self._columns(self._divide_tiles(torch.nonzero(mask.any(0))[:, 0]))
+            columns = self._by_points(self._divide_tiles(torch.nonzero(mask.any(0))[:, 0]))
             if start < stop and k <= len(columns):
                 yield from ((place, columns) for place in parts(present[start:stop], len(columns)))
 
     def _candidate_columns(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Places of some ``rows``, of the ``present`` ones, and kept columns among which are the k largest entries of
-        these; none where fewer columns are kept."""
+        """Places of some ``rows``, of the ``present`` ones, and kept columns, by their points, among which are the k
+        largest entries of these; none where fewer columns are kept."""
         unit = self.size if self.tiles is None else self.tiles.size
         b = centres(self.B, self.size)
         reach, highest = self._tile_radii(self.B, b), self._tile_maxima(self.y[:, None])[:, 0]
@@ -173,7 +172,7 @@ class FactoredPlan:
                 bound = self.scores_to_entries(scores).addr_(self.x[rows[place]], highest[tiles])
                 first = torch.unique(bound.topk(min(-(-k // self.size) + 1, len(tiles)), dim=1).indices)
                 least = self.block_in_tiles(rows[place], self._columns(tiles[first])).topk(k, dim=1).values[:, -1:]
-                yield place, self._columns(tiles[(bound * (1 + ROUNDING) >= least).any(0)])
+                yield place, self._by_points(tiles[(bound * (1 + ROUNDING) >= least).any(0)])
 
     def _column_tiles(self, tile: int) -> tuple[Tensor, Tensor]:
         """The tiles of ``size`` columns that a row tile keeps, and their columns."""
@@ -194,6 +193,11 @@ class FactoredPlan:
     def _columns(self, tiles: Tensor) -> Tensor:
         columns = (tiles[:, None] * self.size + torch.arange(self.size, device=tiles.device)).flatten()
         return columns[columns < len(self.B)]
+
+    def _by_points(self, tiles: Tensor) -> Tensor:
+        """The columns of tiles in the order of their points, the lowest of which counts among equal entries."""
+        columns = self._columns(tiles)
+        return columns[self.column_order[columns].argsort()]
 
     def scores_to_entries(self, scores: Tensor) -> Tensor:
         """Entries of the scores, which are written to."""
