@@ -315,7 +315,7 @@ PRODUCTS = ((45_000, 45_000, 64), (45_000, 45_000, 100))
 LARGE = tuple((n, n, "auto") for n in (100_000, 300_000, 1_000_000))
 GROUPS = {
     "ceilings": Section(30, ceilings, (((4000, 5000),),), (((20, 24),),)),
-    "tests": Section(130, tests, (("tests",),), (("tests/test_replayed.py",), "--collect-only", "-n0")),
+    "tests": Section(130, tests, (("tests",),), (("tests/test_cuda_graphs.py",), "--collect-only", "-n0")),
     "graphs": Section(30, graphs, (CLOUDS,), ((("sphere", 60),),)),
     "jobs": Section(75, whole, (JOBS,), (((8, 9, "auto"),),)),
     "cold": Section(45, cold, (FIRST,), (((8, 9),),)),

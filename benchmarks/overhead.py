@@ -56,7 +56,7 @@ PARTS: dict[str, tuple[tuple[Any, str], ...]] = {  # functions of each part, by 
     "choice of kernels": ((request, "choose_kernels"),),
     "masses, model and generator": ((request, "make_generator make_model"),),
     "result object and warnings": ((align, "result_of"), (align, "warn")),
-    "solve": ((align, "run_method"),),
+    "solve": ((align, "run_strategy"),),
 }
 ITERATIONS, WHOLE = "iterations", "all of it"
 

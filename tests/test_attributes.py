@@ -12,7 +12,7 @@ import torch
 
 import torchgw
 from torchgw import FeatureCost, GWOptions, Supervision, epsilon_path, gw_align, resume
-from torchgw.request.attributes import coordinates, in_numbers
+from torchgw.request.attributes import drop_named_columns, encode_attributes
 
 anndata = pytest.importorskip("anndata")
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
@@ -81,13 +81,13 @@ def test_features_are_the_numbers_that_they_stand_for(name: str) -> None:
     """By distances of all pairs, which the order of columns does not change."""
     points, cost, expected = FEATURES[name]
     for given in (cost, FeatureCost(*(cost if isinstance(cost, tuple) else (cost, cost)), metric="cosine")):
-        found, _ = in_numbers(points, given, None, LIMIT)
+        found, _ = encode_attributes(points, given, None, LIMIT)
         x, y = (found.X, found.Y) if isinstance(given, FeatureCost) else found
         np.testing.assert_allclose(squared(x, y), squared(*expected))
 
 
 def test_tables_of_numbers_are_compared_by_their_titles() -> None:
-    (x, y), _ = in_numbers(ARRAYS, (TABLES[0][["u", "size"]], TABLES[1][["size", "u"]]), None, LIMIT)
+    (x, y), _ = encode_attributes(ARRAYS, (TABLES[0][["u", "size"]], TABLES[1][["size", "u"]]), None, LIMIT)
     assert [*x.columns] == [*y.columns] == ["u", "size"]
 
 
@@ -98,8 +98,8 @@ def test_numbers_are_passed_on_as_they_are_given() -> None:
     labels = np.arange(N), np.arange(K)
     rules = Supervision(labels=labels)
     for cost in (None, np.ones((N, K)), (leaf, SIZES[1]), frames, FeatureCost(*SIZES), (1, 2, 3), (None, 3)):
-        assert in_numbers(ARRAYS, cost, rules, LIMIT) == (cost, rules)
-        assert in_numbers(ARRAYS, cost, rules, LIMIT)[0] is cost
+        assert encode_attributes(ARRAYS, cost, rules, LIMIT) == (cost, rules)
+        assert encode_attributes(ARRAYS, cost, rules, LIMIT)[0] is cost
 
 
 # Points, and what is given as their labels.
@@ -130,7 +130,7 @@ for graph_of, kinds in zip(LABELS["tuples of nodes"][0], KINDS, strict=True):
 @pytest.mark.parametrize("name", LABELS)
 def test_labels_are_codes_of_both_sides(name: str) -> None:
     points, labels = LABELS[name]
-    x, y = in_numbers(points, None, Supervision(labels=labels), LIMIT)[1].labels  # type: ignore[union-attr, misc]
+    x, y = encode_attributes(points, None, Supervision(labels=labels), LIMIT)[1].labels  # type: ignore[union-attr, misc]
     some, other = slice(0, len(x) - (x[-1] < 0)), slice(0, len(y) - (y[-1] < 0))
     same = np.array(KIND_X)[:, None] == np.array(KIND_Y)
     np.testing.assert_array_equal((x[:, None] == y)[some, other], same[some, other])
@@ -139,7 +139,7 @@ def test_labels_are_codes_of_both_sides(name: str) -> None:
 @pytest.mark.parametrize("nothing", [None, np.nan, pd.NA, np.ma.masked])
 def test_points_may_have_no_label(nothing: Any) -> None:
     labels = ([nothing, "a", "b"], pd.Series(["b", nothing, "a"], dtype=object))
-    x, y = in_numbers((None, None), None, Supervision(labels=labels), LIMIT)[1].labels  # type: ignore[union-attr, misc]
+    x, y = encode_attributes((None, None), None, Supervision(labels=labels), LIMIT)[1].labels  # type: ignore[union-attr, misc]
     assert x[0] == y[1] == -1
     assert x[1] == y[2] >= 0 <= x[2] == y[0] != x[1]
 
@@ -150,19 +150,19 @@ def test_labels_that_are_missing_are_none_in_each_kind_of_array() -> None:
         (pd.Series([1, None, 2], dtype="Int64"), [2, 1, 2]),
         (np.ma.array(["a", "b", "b"], mask=[0, 1, 0]), ["b", "a", "b"]),
     ):
-        rules = in_numbers((None, None), None, Supervision(labels=(one, other)), LIMIT)[1]
+        rules = encode_attributes((None, None), None, Supervision(labels=(one, other)), LIMIT)[1]
         x, y = rules.labels  # type: ignore[union-attr, misc]
         assert x[1] == -1
         assert x[0] == y[1] != x[2] == y[0]
 
 
 def test_columns_that_are_named_are_no_coordinates() -> None:
-    x, y = coordinates(TABLES, ("kind", ["other", "size"]), Supervision(labels=("other", "kind")))
+    x, y = drop_named_columns(TABLES, ("kind", ["other", "size"]), Supervision(labels=("other", "kind")))
     assert [*x.columns] == ["u", "v", "size"]
     assert [*y.columns] == ["u", "v"]
-    assert coordinates(GRAPHS, "kind", None) == GRAPHS
-    assert coordinates(TABLES, None, None) == TABLES
-    assert coordinates(TABLES, None, Supervision(labels=(["u"] * N, ["u"] * K))) == TABLES
+    assert drop_named_columns(GRAPHS, "kind", None) == GRAPHS
+    assert drop_named_columns(TABLES, None, None) == TABLES
+    assert drop_named_columns(TABLES, None, Supervision(labels=(["u"] * N, ["u"] * K))) == TABLES
 
 
 TITLED_TWICE = pd.DataFrame(np.ones((N, 2)), columns=["a", "a"])
@@ -218,13 +218,13 @@ REFUSED: dict[str, tuple[Any, Any, Any, str]] = {
 def test_what_does_not_compare_is_refused(name: str) -> None:
     points, cost, labels, message = REFUSED[name]
     with pytest.raises((ValueError, TypeError), match=message):
-        in_numbers(points, cost, None if labels is None else Supervision(labels=labels), LIMIT)
+        encode_attributes(points, cost, None if labels is None else Supervision(labels=labels), LIMIT)
 
 
 def test_columns_that_name_single_points_are_refused_before_they_are_made() -> None:
     ids = [f"id {i}" for i in range(1000)]
     with pytest.raises(MemoryError, match=r"2000 categories would take .* leave out columns that name single points"):
-        in_numbers((None, None), (np.array(ids), np.char.add(ids, "'")), None, LIMIT)
+        encode_attributes((None, None), (np.array(ids), np.char.add(ids, "'")), None, LIMIT)
 
 
 def aligned(X: Any, Y: Any, **more: Any) -> Any:

@@ -17,7 +17,7 @@ from tests.simulated_device import simulated_gpu
 from torchgw import GWOptions, StoppingOptions, estimate, gw_align
 from torchgw.cli import info
 from torchgw.request import devices
-from torchgw.request.devices import pick_device, unusable
+from torchgw.request.devices import pick_device, reason_unusable
 from torchgw.request.limits import FULL, SMALL_PAIRS
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -80,7 +80,7 @@ def test_a_gpu_that_is_full_is_not_used_while_it_is(
     gpu: Any, free: int, why: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2**37))
-    assert unusable() == why
+    assert reason_unusable() == why
     assert pick_device(None, ()) == (CUDA if why is None else CPU)
 
 

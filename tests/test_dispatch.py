@@ -62,10 +62,10 @@ def test_a_named_backend_that_cannot_run_is_refused_with_the_reason() -> None:
 def test_an_old_gpu_is_told_what_triton_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     workload = Workload(torch.device("cuda"), torch.float32, (9, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "capability 8.0" in str(gpu.unable(workload))
+    assert "capability 8.0" in str(gpu.reason_unavailable(workload))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(gpu, "failure", lambda _: None)
-    assert gpu.unable(workload) is None
+    assert gpu.reason_unavailable(workload) is None
 
 
 NO_COMPILER = "no C compiler: install gcc or set CC"
@@ -143,11 +143,11 @@ def test_the_committed_table_says_where_it_was_measured() -> None:
 def test_the_dispatcher_asks_whether_it_is_wise_before_whether_it_is_able() -> None:
     asked: list[str] = []
 
-    def unable(_: Workload) -> str | None:
+    def reason_unavailable(_: Workload) -> str | None:
         asked.append("able")
         return None
 
-    slow = Implementation("compile", unable, lambda _: "too small", lambda _: 1)
+    slow = Implementation("compile", reason_unavailable, lambda _: "too small", lambda _: 1)
     last = Implementation("eager", lambda _: None, lambda _: None, lambda _: 2)
     workload = Workload(CPU, torch.float32, (2, 2))
     assert dispatch.select((slow, last), "auto", workload).function == 2

@@ -48,7 +48,7 @@ class Kept:
     def last_state(self) -> Any:
         return self.found
 
-    def offer(self, state: Any, now: bool) -> None:
+    def store_state_if_due(self, state: Any, now: bool) -> None:
         self.offered.append((state[0], list(state[1].cost), now))
 
 
@@ -97,7 +97,7 @@ def test_a_step_between_checks_leaves_no_entry() -> None:
     assert history.iteration == [3, 6]
 
 
-def test_a_cancelled_loop_returns_its_last_state_and_offers_it_once() -> None:
+def test_a_cancelled_loop_returns_its_last_state_and_stores_it_once() -> None:
     kept = Kept()
     watch = Watch(lambda told: told.iteration == 2, kept)
     state, status = iterate(Halving, halve, Halving, Loop(watch, History(), 10))
@@ -161,7 +161,7 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
     generators: list[torch.Generator] = []
     loops, numbers = 0, dict[int, int]()
     states: dict[type[State], tuple[int, Any, torch.Tensor]] = {}
-    make, pause, restored = request.make_generator, Watch.pause, Watch.last_state
+    make, store_and_should_stop, restored = request.make_generator, Watch.store_and_should_stop, Watch.last_state
 
     def making(*given: Any) -> torch.Generator:
         generators.append(make(*given))
@@ -177,13 +177,13 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
         if state[0].n_iter > 0:  # the tensors of a state are written into by the next step
             number = numbers[id(sys._getframe(1))]
             states[type(state[0])] = number, torch.utils._pytree.tree_map(copied, encode(state)), copied(generators[-1])
-        return pause(watch, state)
+        return store_and_should_stop(watch, state)
 
     monkeypatch.setattr(request, "make_generator", making)
     monkeypatch.setattr(Watch, "last_state", counting)
-    monkeypatch.setattr(Watch, "pause", keeping)
+    monkeypatch.setattr(Watch, "store_and_should_stop", keeping)
     whole = align(LOOPS[name])
-    monkeypatch.setattr(Watch, "pause", pause)
+    monkeypatch.setattr(Watch, "store_and_should_stop", store_and_should_stop)
     assert states
     for kind, (number, kept, random) in states.items():
         assert STORABLE[f"{kind.__module__}.{kind.__qualname__}"] is kind
@@ -226,7 +226,7 @@ class Latest:
         found = self.found.get(".".join(self.stages))
         return None if found is None else decode(found)
 
-    def offer(self, state: Any, now: bool) -> None:
+    def store_state_if_due(self, state: Any, now: bool) -> None:
         self.states[".".join(self.stages)] = torch.utils._pytree.tree_map(copied, encode(state))
 
 

@@ -83,7 +83,7 @@ def test_eager_principal_directions(n: int, d: int, dtype: torch.dtype, poison: 
 def test_problems_too_large_for_a_program_and_a_compiler_are_solved_eagerly() -> None:
     for backend, shape in (("triton", (60, 300)), ("compile", (60, 60)), ("eager", (60, 60))):
         assert small_transport.choose(backend, Workload(CPU, torch.float32, shape)).name == "eager"
-    reason = small_transport.triton.unable(Workload(CPU, torch.float64, (64, 100)))
+    reason = small_transport.triton.reason_unavailable(Workload(CPU, torch.float64, (64, 100)))
     assert reason is not None
     assert "64 x 100 does not fit the registers" in reason
 
@@ -182,7 +182,7 @@ def test_forbidden_entries_in_a_sweep() -> None:
 
 @pytest.mark.parametrize(("dtype", "axis"), daily({(torch.float32, 1)}, DTYPES, [0, 1]))
 def test_compiled_kernels_agree_with_the_oracle(dtype: torch.dtype, axis: int) -> None:
-    assert compiler.unable(softmin_dense.reference.trial, Workload(CPU, torch.float32, (9, 9))) is None
+    assert compiler.reason_unavailable(softmin_dense.reference.trial, Workload(CPU, torch.float32, (9, 9))) is None
     dense, stream = softmin_dense.reference.compile_kernel(), softmin_stream.reference.compile_kernel()
     for n, k in EVERY_SIZE:
         cases.dense_softmin(dense, "cpu", n, k, dtype, axis, holes=n % 2 == 1)

@@ -23,7 +23,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.softmin_tiles import reference, triton
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 from torchgw.kernels.tiles import TiledPlan, all_tiles, choose_tiles
-from torchgw.runtime import replayed, scratch
+from torchgw.runtime import cuda_graphs, scratch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import factored_score
 from torchgw.spaces.hierarchy import bisect
@@ -39,7 +39,7 @@ STARTS = 47 * 60**2  # entries of first guesses between landmarks
 def _no_graphs_of_before() -> Iterator[None]:
     """Simulated graphs keep all that was computed on their way."""
     yield
-    replayed.forget()
+    cuda_graphs.forget()
     scratch.forget()
 
 
@@ -60,7 +60,7 @@ def test_a_solve_launches_and_waits_no_more_than_is_said(case: Case) -> None:
     "case", [SMALL, *(pytest.param(case, marks=pytest.mark.slow) for case in (DENSE, STREAMED))], ids=str
 )
 def test_a_first_solve_takes_the_memory_that_is_forecast(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed, "_HERE", threading.local())
+    monkeypatch.setattr(cuda_graphs, "_HERE", threading.local())
     monkeypatch.setattr(scratch, "_HERE", threading.local())
     found = counted(case, before=0)
     assert 0 < found.memory.peak <= MEGABYTES[case][0] * 10**6, found.memory.place

@@ -20,11 +20,11 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.objective import leading
 from torchgw.persist import checkpoint
 from torchgw.request import limits, request
-from torchgw.search import basins, rung
+from torchgw.search import basins, weighted_level
 from torchgw.search.anneal import NEAR, LandmarkBasins
 from torchgw.search.candidate import Candidate
 from torchgw.solvers.problem import Problem
-from torchgw.strategies import continuation, dense, led, sharp, within_memory
+from torchgw.strategies import continuation, dense, sharp, surrogate, within_memory
 
 POINTS = 420
 MASSES = np.linspace(1, 2, POINTS) / (1.5 * POINTS)
@@ -106,7 +106,7 @@ def test_factors_that_were_looked_for_are_kept_and_counted(tmp_path: Path, monke
         time.sleep(0.2)
         return leading.compute_surrogate_factors(*given)
 
-    monkeypatch.setattr(led, "compute_surrogate_factors", slow)
+    monkeypatch.setattr(surrogate, "compute_surrogate_factors", slow)
     X, Y, _ = cloud(150, 2, noise=0.0)
     given = {"distances": "euclidean", "options": GWOptions(strategy="streaming"), "epsilon": 1e-3, "random_state": 0}
     cut = quietly(gw_align, X, Y, **given, callback=lambda progress: True, checkpoint=tmp_path / "solve")
@@ -235,9 +235,9 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the points of these tests were many, and had no cells."""
     monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
-    monkeypatch.setattr(rung, "RUNG", 100)
+    monkeypatch.setattr(weighted_level, "RUNG", 100)
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
-    monkeypatch.setattr(rung, "MANY_RUNG", 150)
+    monkeypatch.setattr(weighted_level, "MANY_RUNG", 150)
 
 
 def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
@@ -249,19 +249,19 @@ def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(rung.WeightedLevel, "solve_candidates", raised)
+        patch.setattr(weighted_level.WeightedLevel, "solve_candidates", raised)
         solved(d, epsilon=0)
     return sorted((c for c in found if c.selected), key=lambda c: c.energy)
 
 
 def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
-    monkeypatch.setattr(rung, "RUNG", 100)
+    monkeypatch.setattr(weighted_level, "RUNG", 100)
     everywhere = raised_in(monkeypatch, 3)
     many(monkeypatch)
     few = raised_in(monkeypatch, 3)
     assert 2 <= len(few) < len(everywhere)
-    assert all(c.energy <= rung.LEFT * few[0].energy for c in few[2:])
+    assert all(c.energy <= weighted_level.LEFT * few[0].energy for c in few[2:])
     assert all(c.level == "subset" for c in few)
     assert solved(3, epsilon=0)[1] == 1.0
 
@@ -283,7 +283,7 @@ def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, mon
     monkeypatch.setattr(basins, "find_coarse_basins", wrong)
     result, right = solved(d, n, epsilon=0)
     assert right == 1.0
-    assert result.basins[0].origin == rung.MODES
+    assert result.basins[0].origin == weighted_level.MODES
 
 
 @pytest.mark.parametrize(("d", "tilt", "doubtful"), [(2, 0.03, True), (3, 0.2, False)])
@@ -313,7 +313,7 @@ def test_between_many_points_a_doubt_is_looked_into(
         "make_distribution_starts",
     ):
         counted(basins, name)
-    counted(rung.WeightedLevel, "_solve_from_modes")
+    counted(weighted_level.WeightedLevel, "_solve_from_modes")
     counted(sharp, "_anneal")
     rng = np.random.default_rng(1)
     half = rng.normal(size=(210, d)) * np.linspace(2, 1, d)
@@ -337,8 +337,8 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
 ) -> None:
     """One basin alone goes to the rung then; where no other was ever seen, modes are tried."""
     many(monkeypatch)
-    modes, tried, alone = rung.WeightedLevel._solve_from_modes, [], []
-    monkeypatch.setattr(rung.WeightedLevel, "_solve_from_modes", lambda self: tried.append(1) or modes(self))
+    modes, tried, alone = weighted_level.WeightedLevel._solve_from_modes, [], []
+    monkeypatch.setattr(weighted_level.WeightedLevel, "_solve_from_modes", lambda self: tried.append(1) or modes(self))
     (X, x), (Y, y) = make_spiral(400), make_swiss_roll(420, random_state=1)
     result = quietly(gw_align, X, Y, random_state=0)
     assert spearmanr(x, y[result.argmax()])[0] > 0.99
@@ -359,4 +359,4 @@ def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_m
     assert tried
 
 
-by_product, raise_on = basins.make_proximal_starts, rung.WeightedLevel.solve_candidates
+by_product, raise_on = basins.make_proximal_starts, weighted_level.WeightedLevel.solve_candidates

@@ -37,7 +37,7 @@ from torchgw.runtime.caller import collect_warnings, collected_warnings, collect
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.spaces.prepare import GraphReports, ProviderPair, make_providers
-from torchgw.strategies.within_memory import run_method
+from torchgw.strategies.within_memory import run_strategy
 from torchgw.types import Array, Callback, Epsilon, RandomState, is_provider
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def align_request(
         prepared = time.perf_counter() - began
         logger.info("prepared %s and %s in %.2f s", *(type(space).__name__ for space in spaces), prepared)
         with stopped_by_interrupt(watch), _advise_on_breakdown(request):
-            strategy, solution = run_method(request.make_problem(spaces, watch), request.strategy)
+            strategy, solution = run_strategy(request.make_problem(spaces, watch), request.strategy)
         if marginals.free_mass:
             mass = float(solution.marginals[0].sum())
             ranges.remaining_mass(mass, solution.values.total, request.mass, n * k, marginals)

@@ -195,7 +195,7 @@ def test_every_variant_compiles_well(target: str, tmp_path: Path, monkeypatch: p
 def check(cases: Callable[[str], Iterator[Case]], target: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No spills, shared memory in limits, matrix units in one kernel of a call where they are due."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))  # cold: a real compilation, and nothing left behind
-    monkeypatch.setattr(gpu, "amd", lambda: target.startswith("gfx"))
+    monkeypatch.setattr(gpu, "is_amd", lambda: target.startswith("gfx"))
     faults = []
     for name, wants_matrix, call in cases(target):
         with compiled_for(target) as made:

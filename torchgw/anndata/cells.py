@@ -34,7 +34,7 @@ from torchgw.anndata.annotated import (
 from torchgw.entry import OURS, entry
 from torchgw.options import GWOptions
 from torchgw.persist import guards
-from torchgw.request.attributes import in_numbers
+from torchgw.request.attributes import encode_attributes
 from torchgw.request.objective import as_pair
 from torchgw.results.result import GWResult
 
@@ -264,7 +264,7 @@ def _check_columns(key: str, labels: dict[str, bool]) -> None:
 def _replace_columns(a: Any, b: Any, keywords: dict[str, Any], limit: int) -> tuple[Any, Any]:
     """The cost and the supervision of a call, with columns of ``obs`` in place of their names."""
     cost, supervision = as_pair(keywords.get("cost")), keywords.get("supervision")
-    return in_numbers((a.obs, b.obs), cost, supervision, limit, ("a.obs", "b.obs"))
+    return encode_attributes((a.obs, b.obs), cost, supervision, limit, ("a.obs", "b.obs"))
 
 
 def _unique_names(labels: str | Sequence[str] | None) -> list[str]:

@@ -20,8 +20,8 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
 from torchgw.report.contents import finite
-from torchgw.request.devices import unusable
-from torchgw.runtime.replayed import reason_not_to_capture
+from torchgw.request.devices import reason_unusable
+from torchgw.runtime.cuda_graphs import reason_not_to_capture
 from torchgw.validate import OTHER_DEVICES, no_gpu
 
 NEEDED = ("torch", "triton", "numpy", "scipy", "scikit-learn", "joblib")
@@ -44,7 +44,7 @@ BESIDES = {
 
 def run_info(arguments: argparse.Namespace) -> dict[str, Any] | str:
     """What is here, and for what is not, the reason; as a table, or as JSON."""
-    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()) if unusable(index) is None)]
+    usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()) if reason_unusable(index) is None)]
     ways = {device: describe_backends(torch.device(device)) for device in usable}
     found = {
         "torchgw": __version__,
@@ -73,7 +73,7 @@ def describe_devices() -> dict[str, str]:
                 else "sm_{}{}".format(*torch.cuda.get_device_capability(index))
             )
             found[f"cuda:{index}"] = f"{properties.name}, {kind}, {properties.total_memory / 2**30:.0f} GiB"
-            if why := unusable(index):
+            if why := reason_unusable(index):
                 found[f"cuda:{index}"] += f"; not used unless device='cuda' asks for it: {why}"
     else:
         found["cuda"] = f"not available: {no_gpu()}"
@@ -103,7 +103,9 @@ def describe_backends(device: torch.device) -> dict[str, dict[str, str]]:
         workload = Workload(device, torch.float32, SHAPE, rank=0 if name == "dense" else 32)
         chosen = family.choose("auto", workload).name
         found[name] = {
-            one.name: "taken" if one.name == chosen else one.unwise(workload) or one.unable(workload) or "available"
+            one.name: "taken"
+            if one.name == chosen
+            else one.reason_to_avoid(workload) or one.reason_unavailable(workload) or "available"
             for one in family.FAMILY
         }
     if device.type == "cuda":

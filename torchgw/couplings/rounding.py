@@ -23,7 +23,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.shared import TileReader
 from torchgw.kernels.tiles import TiledPlan, Tiles
 from torchgw.marginals import Balanced, Marginals
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.types import Coupling
 

@@ -157,10 +157,10 @@ class SharedFolder:
             return self.own[0].last_state() if self.own else None
         return self._join_shares(self._read_on_first(lambda: self.own[0].last_state()))
 
-    def offer(self, state: Any, now: bool) -> None:
+    def store_state_if_due(self, state: Any, now: bool) -> None:
         if self.ranks.busy:
             if self.own:
-                self.own[0].offer(state, now)
+                self.own[0].store_state_if_due(state, now)
         elif self.ranks.first(lambda: self.own[0].is_due(now)):
             self._keep(state, lambda value: self.own[0].write_state(value), LOOP)
 

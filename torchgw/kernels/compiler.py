@@ -44,7 +44,7 @@ def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def unable(trial: Callable[[str], Any], workload: Workload) -> str | None:
+def reason_unavailable(trial: Callable[[str], Any], workload: Workload) -> str | None:
     """Why the device has no working compiler, or None."""
     return failure(workload.device.type, trial)
 

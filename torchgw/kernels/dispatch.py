@@ -55,15 +55,15 @@ class Implementation(Generic[Function]):
     Attributes
     ----------
     name : one of `BACKENDS`.
-    unable : why a workload cannot run, or None.
-    unwise : why ``auto`` should pass it over although it could, or None.
+    reason_unavailable : why a workload cannot run, or None.
+    reason_to_avoid : why ``auto`` should pass it over although it could, or None.
     build : makes the callable.
     blocks : the block sizes that a workload gets, by name; none where the implementation chooses none.
     """
 
     name: str
-    unable: Reason
-    unwise: Reason
+    reason_unavailable: Reason
+    reason_to_avoid: Reason
     build: Callable[[Workload], Function]
     blocks: Callable[[Workload], dict[str, int]] = field(default=lambda _: {})
 
@@ -98,8 +98,8 @@ def select(family: Sequence[Implementation[Function]], backend: str, workload: W
         if backend not in ("auto", implementation.name):
             continue
         # The cheap question first: finding out whether a compiler works takes seconds.
-        reason = implementation.unwise(workload) if backend == "auto" else None
-        reason = reason or implementation.unable(workload)
+        reason = implementation.reason_to_avoid(workload) if backend == "auto" else None
+        reason = reason or implementation.reason_unavailable(workload)
         if reason is None:
             return Selection(
                 implementation.name, implementation.build(workload), passed_over, implementation.blocks(workload)

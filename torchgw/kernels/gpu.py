@@ -19,7 +19,7 @@ OLDEST = (8, 0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def unable(workload: Workload) -> str | None:
+def reason_unavailable(workload: Workload) -> str | None:
     """Why no Triton kernel can run this workload."""
     if not has_package("triton"):
         return "the package triton is not installed"
@@ -67,7 +67,7 @@ def uses_interpreter() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def unwise(family: str, workload: Workload) -> str | None:
+def reason_to_avoid(family: str, workload: Workload) -> str | None:
     """Why ``auto`` should not take a Triton kernel that could run: it is interpreted, or measured to be slow."""
     if uses_interpreter():
         return "Triton's interpreter is for tests"
@@ -85,7 +85,7 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
-def amd() -> bool:
+def is_amd() -> bool:
     """Whether this torch drives AMD devices, whose wavefronts have 64 lanes and which have no tf32x3."""
     return torch.version.hip is not None
 

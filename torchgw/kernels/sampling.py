@@ -16,7 +16,7 @@ def draw(weights: Tensor, count: int, generator: torch.Generator | Tensor) -> Te
     """``count`` indices for each row of ``weights`` (..., n), drawn with replacement in proportion to them.
 
     Rows without any positive mass (all zero, or NaN) are drawn from uniformly. Returns int64 (..., count). What
-    `draw_uniform` returns does for a generator.
+    `prepare_draws` returns does for a generator.
     """
     weights = torch.nan_to_num(weights, nan=0.0, posinf=0.0).clamp_min(0.0)
     largest = weights.amax(-1, keepdim=True)
@@ -29,7 +29,7 @@ def draw(weights: Tensor, count: int, generator: torch.Generator | Tensor) -> Te
     return pick_indices(weights, _uniform(weights, count, generator))
 
 
-def draw_uniform(weights: Tensor, count: int, generator: torch.Generator) -> torch.Generator | Tensor:
+def prepare_draws(weights: Tensor, count: int, generator: torch.Generator) -> torch.Generator | Tensor:
     """What `draw` takes for a row of weights (n,) where a graph may be captured, as no graph draws by a generator:
     uniform numbers (count,) on a GPU."""
     return _uniform(weights, count, generator) if weights.is_cuda else generator

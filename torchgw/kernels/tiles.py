@@ -27,8 +27,8 @@ from torchgw.kernels import LN2
 from torchgw.kernels.blocks import ON_GPU, block_rows
 from torchgw.kernels.logsumexp import LOWEST_EXPONENT, exponentials, maxima
 from torchgw.kernels.sums import cumulative_sum
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 
 TILE, UNIT = 128, 2048  # points of the tiles that most is read in, and of the largest ones, which shares end with

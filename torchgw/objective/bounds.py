@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import ON_GPU, WIDE, block_rows, blocks
 from torchgw.kernels.sums import cumulative_sum
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.scale import without_scale
 from torchgw.types import Array, DistanceProvider

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import sample_evenly
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ranks_of
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import without_scale
 from torchgw.types import Coupling, DistanceProvider

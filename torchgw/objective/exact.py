@@ -33,8 +33,8 @@ from torch import Tensor
 from torchgw.kernels.blocks import block_rows, blocks, points_at_once
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.scale import without_scale

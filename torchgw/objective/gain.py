@@ -33,8 +33,8 @@ from torchgw.losses import SQUARE, Function, SeparableLoss
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ranks_of
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.landmark import move_to_storage

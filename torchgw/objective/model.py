@@ -27,8 +27,8 @@ from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
 from torchgw.objective.divergence import kl, negentropy, product_divergence, relative_entropy
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces.hierarchy import Cells

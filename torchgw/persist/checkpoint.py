@@ -148,7 +148,7 @@ class Folder:
         found = self._read(self._file(LOOP))
         return None if found is None else found[0]
 
-    def offer(self, state: Any, now: bool) -> None:
+    def store_state_if_due(self, state: Any, now: bool) -> None:
         if self.is_due(now):
             self.write_state(state)
 

@@ -39,7 +39,7 @@ class Journal(Protocol):
     def last_state(self) -> Any:
         """The last state of the loop of this stage, or None."""
 
-    def offer(self, state: Any, now: bool) -> None:
+    def store_state_if_due(self, state: Any, now: bool) -> None:
         """Keep the state of the loop of this stage if it is time, or ``now``."""
 
 
@@ -113,12 +113,12 @@ class Watch:
         """Where the loop of this stage was when it was last written down, or None."""
         return None if self.journal is None else self.journal.last_state()
 
-    def pause(self, state: Any) -> bool:
+    def store_and_should_stop(self, state: Any) -> bool:
         """Whether the loop should end before its next iteration, from which ``state`` goes on."""
         share()
         stopped, acted_on = self._read_cancellation_flags()
         if self.journal is not None and not acted_on:
-            self.journal.offer(state, stopped)
+            self.journal.store_state_if_due(state, stopped)
         self.signal.acted_on = acted_on or stopped
         return stopped
 

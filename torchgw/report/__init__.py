@@ -18,7 +18,7 @@ from typing import Any
 
 from torchgw.persist.files import atomic_path
 from torchgw.report import contents
-from torchgw.report.reported import ReportInput
+from torchgw.report.result_protocol import ReportInput
 
 
 def write(result: ReportInput, path: Path, X: Any = None, Y: Any = None, labels: Any = None) -> None:

@@ -14,7 +14,7 @@ from torchgw import validate
 from torchgw.couplings.blocks import as_block_coupling
 from torchgw.diagnostics.evidence import confidence_values
 from torchgw.report import colourings, sentences, tables
-from torchgw.report.reported import ReportInput
+from torchgw.report.result_protocol import ReportInput
 from torchgw.types import Array
 from torchgw.views import layout
 from torchgw.views.matches import matches_of

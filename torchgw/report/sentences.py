@@ -7,7 +7,7 @@ import math
 from torchgw.diagnostics.evidence import energy_ratio, is_near_tie
 from torchgw.diagnostics.verdict import PROVEN, least_rival_ratio
 from torchgw.marginals import Partial
-from torchgw.report.reported import ReportInput
+from torchgw.report.result_protocol import ReportInput
 
 
 def summary(result: ReportInput, spread: float) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from torchgw._version import __version__
 from torchgw.diagnostics.evidence import energy_ratio, is_near_tie
 from torchgw.options import GWOptions
-from torchgw.report.reported import ReportInput
+from torchgw.report.result_protocol import ReportInput
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,16 @@ SPACES = ("X", "Y")
 def replace_attributes(
     X: Any, Y: Any, cost: Any, supervision: Any, limit: int
 ) -> tuple[Any, Any, Any, Supervision | None]:
-    """Both spaces without the columns that a cost or labels name, and cost and rules as `in_numbers` returns them."""
+    """Both spaces without columns that a cost or labels name; cost and rules as `encode_attributes` returns them."""
     if supervision is not None:
         example = "; for example Supervision(pairs=[(0, 3), (10, 7)])"
         validate.instance("supervision", supervision, Supervision, example)
     cost = as_pair(cost)
-    x, y = coordinates((X, Y), cost, supervision)
-    return x, y, *in_numbers((X, Y), cost, supervision, limit)
+    x, y = drop_named_columns((X, Y), cost, supervision)
+    return x, y, *encode_attributes((X, Y), cost, supervision, limit)
 
 
-def in_numbers(
+def encode_attributes(
     points: tuple[Any, Any], cost: Any, supervision: Supervision | None, limit: int, spaces: tuple[str, str] = SPACES
 ) -> tuple[Any, Supervision | None]:
     """A linear cost and rules without names of attributes and without texts; what has neither is returned as it is.
@@ -67,7 +67,7 @@ def in_numbers(
     return cost, supervision
 
 
-def coordinates(points: tuple[Any, Any], cost: Any, supervision: Supervision | None) -> tuple[Any, Any]:
+def drop_named_columns(points: tuple[Any, Any], cost: Any, supervision: Supervision | None) -> tuple[Any, Any]:
     """Both spaces; tables without the columns that a cost or labels name."""
     features, labels = _sides(cost), _pair_of_labels(supervision)
     found = list[Any]()

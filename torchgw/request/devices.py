@@ -30,7 +30,7 @@ def pick_device(device: object, inputs: tuple[object, ...], pairs: float = math.
     if pairs <= SMALL_PAIRS:
         logger.info("on the CPU, which is as fast for %d pairs of points; device='cuda' insists on the GPU", pairs)
         return torch.device("cpu")
-    if why := unusable():
+    if why := reason_unusable():
         _warn(why)
         return torch.device("cpu")
     found = torch.device("cuda", torch.cuda.current_device())
@@ -38,7 +38,7 @@ def pick_device(device: object, inputs: tuple[object, ...], pairs: float = math.
     return found
 
 
-def unusable(index: int | None = None) -> str | None:
+def reason_unusable(index: int | None = None) -> str | None:
     """Why a GPU, the current one by default, is only used if it is asked for; None if nothing stands against it."""
     try:
         device = torch.device("cuda", torch.cuda.current_device() if index is None else index)

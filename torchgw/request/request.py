@@ -450,7 +450,7 @@ def build_problem(
     linear, cost_scale = check_cost(cost, n, k)
     if gradient_mode is not None:
         ranges.reference((float(checked[0].sum()), float(checked[1].sum())))
-    strategy, spaces = choose_method(facts, spaces, kinds, initial_epsilon, options, gradient_mode, device)
+    strategy, spaces = choose_strategy_and_spaces(facts, spaces, kinds, initial_epsilon, options, gradient_mode, device)
     if gradient_mode is not None:
         options = replace(options, strategy=strategy)
 
@@ -524,7 +524,7 @@ def choose_initial_epsilon(
     return 0.0 if few or ends_without_entropy(facts, masses, against, requested, metric) else UNRESOLVED
 
 
-def choose_method(
+def choose_strategy_and_spaces(
     facts: Mapping[str, Fact],
     spaces: tuple[InputSpace, InputSpace],
     kinds: tuple[str, str],

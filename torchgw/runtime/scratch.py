@@ -1,6 +1,6 @@
 """Large memory of a GPU that is taken again where it was: a graph that works in it is of use in the next solve, too.
 
-See `torchgw.runtime.replayed`: what is large is not copied to where a graph reads it, so the graph belongs to its
+See `torchgw.runtime.cuda_graphs`: what is large is not copied to where a graph reads it, so the graph belongs to its
 address. Memory is free again when the last tensor in it is gone, views among them.
 """
 
@@ -17,7 +17,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from torchgw.runtime.replayed import SHARE
+from torchgw.runtime.cuda_graphs import SHARE
 from torchgw.runtime.threads import lock_across_forks
 
 UNIT = 64  # entries, a multiple of which comes before a tensor: nothing else depends on the parity of its size

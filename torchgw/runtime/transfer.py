@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.runtime.replayed import refuse_within
+from torchgw.runtime.cuda_graphs import refuse_within
 
 ASIDE, PINNED = 2**16, 2**26  # bytes that CUDA copies aside at once, and that at most are pinned to be sent
 

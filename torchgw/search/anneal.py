@@ -26,7 +26,7 @@ from torchgw.objective.linearise import Moments, energy, linearise, moments_of
 from torchgw.objective.model import Model
 from torchgw.options import CoarseOptions
 from torchgw.persist.codec import storable
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.initial_guesses import SHARPNESS, draw_ahead, draw_random_plans, make_start_costs

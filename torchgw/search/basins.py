@@ -26,7 +26,7 @@ from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import (
     ALL,
@@ -50,8 +50,14 @@ from torchgw.search.full_starts import (
     make_product_candidate,
     make_proximal_starts,
 )
-from torchgw.search.rung import WeightedLevel, choose_landmark_pair, lift_to_points, lift_to_subset, loosen_tolerances
 from torchgw.search.views import SpaceGraph, count_entries
+from torchgw.search.weighted_level import (
+    WeightedLevel,
+    choose_landmark_pair,
+    lift_to_points,
+    lift_to_subset,
+    loosen_tolerances,
+)
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
 from torchgw.types import is_metric, multiplies

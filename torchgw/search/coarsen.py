@@ -19,8 +19,8 @@ from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import assemble_factored_cost, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, apply_control, landmark_control, sampled_cost
 from torchgw.persist.codec import storable
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks, ranks_of
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.spaces.hierarchy import Cells

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.persist.watch import Watch
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.anneal import (
     COLDEST,

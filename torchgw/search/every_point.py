@@ -40,7 +40,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift
-from torchgw.search.rung import lift_to_points
+from torchgw.search.weighted_level import lift_to_points
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem

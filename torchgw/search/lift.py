@@ -18,7 +18,7 @@ from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model, drop_inactive_entropy
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import as_graph_numbers

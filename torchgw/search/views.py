@@ -34,7 +34,7 @@ from torchgw.kernels.logsumexp import flush_small
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import compare_subtrees

@@ -3,8 +3,8 @@
 A sweep takes g to the f that belongs to it and to the column sums of the plan (f, g): its row sums are exact (under a
 hard marginal), and what the next g would change, sum_j q_j |2^(g - g_new) - 1|, is its L1 column residual. So the
 residual needs no plan. It is read only every ``check_every`` iterations, because reading waits for the device; on a GPU
-those after it are one launch (`torchgw.runtime.replayed`) and already on their way while the host waits, in vain where
-it was the last or asks for another weight. The residual of the last iteration is left for the caller.
+those after it are one launch (`torchgw.runtime.cuda_graphs`) and already on their way while the host waits, in vain
+where it was the last or asks for another weight. The residual of the last iteration is left for the caller.
 
 Between checks each half-step may be over-relaxed, old + w (new - old): near the fixed point that cuts the iterations by
 up to ten (measured, w = 1.8), far from it it can diverge. So checked iterations are plain, and w is halved towards 1
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchgw.kernels.kernel import relax
 from torchgw.options import AnnealingOptions, SinkhornOptions
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.sides import MarginalConstraint, column_change, log_total, translation
 from torchgw.types import Softmins

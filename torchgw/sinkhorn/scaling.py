@@ -23,7 +23,7 @@ from torch import Tensor
 
 from torchgw.kernels.logsumexp import flush_small
 from torchgw.options import SinkhornOptions
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.loop import SinkhornState, adapt_relaxation, largest_potential
 from torchgw.sinkhorn.sides import MarginalConstraint, column_change, log_total, translation

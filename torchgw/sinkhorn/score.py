@@ -23,8 +23,8 @@ from torch import Tensor
 from torchgw.kernels import LOG2E
 from torchgw.kernels.sums import cumulative_sum
 from torchgw.persist.codec import storable
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.sinkhorn.costs import FactoredCost
 

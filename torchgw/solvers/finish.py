@@ -17,7 +17,7 @@ from torchgw.kernels.precision import reach, unsafe
 from torchgw.marginals import Marginals
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SinkhornOptions
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost

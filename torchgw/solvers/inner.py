@@ -26,8 +26,8 @@ from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.scratch import scratches
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost

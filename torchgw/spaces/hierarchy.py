@@ -21,8 +21,8 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.sums import add_by_label, round_sums
 from torchgw.kernels.tiles import inverse_permutation
 from torchgw.persist.codec import storable
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import to_device
 
 BLOCK_POINTS = 2**16

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport

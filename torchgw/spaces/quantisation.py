@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchgw.kernels.sums import add_by_label
 from torchgw.persist.codec import storable
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.runtime.replayed import as_cuda_graph
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.landmark import move_to_storage

@@ -30,15 +30,15 @@ from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.kernel import Kernel
-from torchgw.kernels.sampling import draw, draw_uniform
+from torchgw.kernels.sampling import draw, prepare_draws
 from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
 from torchgw.persist.codec import storable
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
 from torchgw.search.coarsen import CellSpace
@@ -255,7 +255,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
     if _has_all_points(problem, step.x, step.y):
         labels = step.x.cells.label, step.y.cells.label
     draws = [
-        None if len(mass) <= SAMPLED_POINTS else draw_uniform(mass, SAMPLED_POINTS, problem.generator)
+        None if len(mass) <= SAMPLED_POINTS else prepare_draws(mass, SAMPLED_POINTS, problem.generator)
         for mass in model.masses
     ]
     cells = step.linear_problem.A, step.linear_problem.B, step.f, step.g

@@ -27,9 +27,9 @@ from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, centr
 from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.exact import ExactGradient
 from torchgw.options import GWOptions
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.solvers.inner import StreamedSolver

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from torchgw.diagnostics.status import Status
-from torchgw.runtime import replayed, scratch
+from torchgw.runtime import cuda_graphs, scratch
 from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.from_cells import solve_from_cells
-from torchgw.strategies.led import make_surrogate, reevaluate, solve_surrogate
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparse_graphs
 from torchgw.strategies.streaming import solve_streaming
+from torchgw.strategies.surrogate import make_surrogate, reevaluate, solve_surrogate
 from torchgw.strategies.vertices import solve_by_vertices
 from torchgw.types import OutOfMemoryWarning
 
@@ -37,7 +37,7 @@ SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
 }
 
 
-def run_method(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
+def run_strategy(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
     """The solution of the strategy; of streaming where memory ends and the options left the choice to us.
 
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
@@ -72,7 +72,7 @@ def _run_with_fallback(
 def _warn_of_memory(what: str) -> None:
     """Warn of what happened where memory ended, and free what can be."""
     if torch.cuda.is_available():
-        replayed.forget()
+        cuda_graphs.forget()
         scratch.forget()
         torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
     warn_caller(f"{what}; GWOptions(strategy='streaming') takes it at once", OutOfMemoryWarning)

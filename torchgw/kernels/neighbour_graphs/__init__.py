@@ -12,7 +12,7 @@ from torchgw.kernels.neighbour_graphs.graphs import GraphKernels
 NAME = "neighbour_graphs"
 
 FAMILY: tuple[Implementation[GraphKernels | None], ...] = (
-    Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build()),
+    Implementation("triton", triton.reason_unavailable, partial(gpu.reason_to_avoid, NAME), lambda _: triton.build()),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: None),
 )
 

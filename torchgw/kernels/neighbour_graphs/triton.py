@@ -24,9 +24,9 @@ ROUNDS, SWEEPS = 4, 4  # of tries: launches, and turns of each program in one
 STEP = {"STEP": (16, 32, SWEEPS), "num_warps": 8}
 
 
-def unable(workload: Workload) -> str | None:
+def reason_unavailable(workload: Workload) -> str | None:
     """Why the kernels cannot run this workload."""
-    return gpu.unable(workload)
+    return gpu.reason_unavailable(workload)
 
 
 def at_once(n: int, device: torch.device) -> int:
@@ -66,7 +66,7 @@ def build() -> GraphKernels:
             )
             kernels.doubts_kernel[(n,)](*made[:1], *made[2:], waiting, label, EDGES=EDGES, LINKED=LINKED, num_warps=1)
             length, order = waiting.sort(stable=True)
-            kernels.listed_kernel[(gpu.count_blocks(entries, ROWS),)](
+            kernels.list_doubtful_kernel[(gpu.count_blocks(entries, ROWS),)](
                 (length, order), made[:3], (rank, low, high), entries, BLOCK=ROWS, EDGES=EDGES, num_warps=1
             )
         return made, DoubtfulEdges(rank, length, low, high, state, label)
@@ -74,7 +74,7 @@ def build() -> GraphKernels:
     def join_parts(edges: CsrEdges, doubtful: DoubtfulEdges) -> Tensor:
         n, parts = len(edges.pointer) - 1, edges.pointer.new_empty(1)
         with gpu.activate_device(parts):
-            kernels.joined_kernel[(1,)](doubtful, parts, n, len(edges.row), **TOGETHER)
+            kernels.join_parts_kernel[(1,)](doubtful, parts, n, len(edges.row), **TOGETHER)
         return parts
 
     def decide_edges(points: Tensor, edges: CsrEdges, doubtful: DoubtfulEdges, factor: float) -> None:
@@ -85,7 +85,7 @@ def build() -> GraphKernels:
         touched = whole.new_empty(programs, n)
         with gpu.activate_device(points):
             for _ in range(ROUNDS):
-                kernels.tries_kernel[(programs,)](
+                kernels.decide_edges_kernel[(programs,)](
                     (points, edges.pointer, edges.target, edges.length), doubtful, (distance, queued, queue, touched),
                     n, d, len(edges.row), gpu.float_bits(factor), **STEP,
                 )  # fmt: skip
@@ -93,7 +93,7 @@ def build() -> GraphKernels:
     def finish_graph(edges: CsrEdges, doubtful: DoubtfulEdges, size: Tensor) -> Tensor:
         told = edges.pointer.new_zeros(2 + 3 * TOLD)
         with gpu.activate_device(told):
-            kernels.closed_kernel[(gpu.count_blocks(len(edges.row), BLOCK),)](
+            kernels.finish_graph_kernel[(gpu.count_blocks(len(edges.row), BLOCK),)](
                 edges, doubtful, told, size, len(edges.row), MOST=TOLD, BLOCK=BLOCK
             )
         return told

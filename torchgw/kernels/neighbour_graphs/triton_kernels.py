@@ -167,7 +167,7 @@ def doubts_kernel(pointer, target, length, mutual, waiting, label, EDGES: tl.con
 
 
 @triton.jit(do_not_specialize=["entries"])
-def listed_kernel(found, graph, out, entries, BLOCK: tl.constexpr, EDGES: tl.constexpr):
+def list_doubtful_kernel(found, graph, out, entries, BLOCK: tl.constexpr, EDGES: tl.constexpr):
     """The ends of the edges that wait, shortest first, and the ``rank`` of each at its two entries of the graph.
 
     What is ``found`` are their lengths and their entries; the ``graph`` is (pointer, row, target), and ``out`` is
@@ -195,7 +195,7 @@ def listed_kernel(found, graph, out, entries, BLOCK: tl.constexpr, EDGES: tl.con
 
 
 @triton.jit(do_not_specialize=["n", "entries"])
-def joined_kernel(doubtful, parts, n, entries, LISTED: tl.constexpr):
+def join_parts_kernel(doubtful, parts, n, entries, LISTED: tl.constexpr):
     """Marks the edges that join parts which neither edges that stay nor those before them do, as in a spanning tree,
     and counts the parts that are left: by one program, as few edges do.
 
@@ -312,7 +312,7 @@ def _has_path(graph, decisions, scratch, sizes, attempt, ends, limit, STEP: tl.c
 
 
 @triton.jit(do_not_specialize=["n", "d", "entries", "factor"])
-def tries_kernel(
+def decide_edges_kernel(
     graph, doubtful, scratch, n, d, entries, factor, STEP: tl.constexpr
 ):  # fmt: skip
     """Decides of edges that wait, each program of every so many of them and so many times in turn, whether each stays
@@ -354,7 +354,7 @@ def tries_kernel(
 
 
 @triton.jit(do_not_specialize=["entries"])
-def closed_kernel(edges, doubtful, told, size, entries, MOST: tl.constexpr, BLOCK: tl.constexpr):
+def finish_graph_kernel(edges, doubtful, told, size, entries, MOST: tl.constexpr, BLOCK: tl.constexpr):
     """The graph, in the unit at ``size``, without the edges that were cut, which become loops of infinite length. Of
     those in doubt the numbers that are undecided, and that are cut, and place and ends of the latter, in any order.
     With the undecided ones count those of no length. ``edges`` and ``doubtful`` are the records of

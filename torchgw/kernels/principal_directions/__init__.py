@@ -18,7 +18,7 @@ NAME = "principal_directions"
 Keys: TypeAlias = Callable[[Tensor, Tensor, Tensor, int, Ranks], Tensor]
 
 FAMILY: tuple[Implementation[Keys], ...] = (
-    Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build()),
+    Implementation("triton", triton.reason_unavailable, partial(gpu.reason_to_avoid, NAME), lambda _: triton.build()),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.keys),
 )
 
@@ -29,5 +29,5 @@ def choose(backend: str, workload: Workload) -> Selection[Keys]:
     The eager one serves where the compiler is asked for, of which this family has none, and where a Triton program
     could not hold the features of a cell: their number is that of the distances' factors, which no user asked for.
     """
-    other = backend == "compile" or (backend == "triton" and triton.unable(workload) is not None)
+    other = backend == "compile" or (backend == "triton" and triton.reason_unavailable(workload) is not None)
     return select(FAMILY, "eager" if other else backend, workload)

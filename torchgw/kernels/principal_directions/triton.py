@@ -22,11 +22,11 @@ LEAST = 16
 POINTS = 256  # of a cell that a program has, at most
 
 
-def unable(workload: Workload) -> str | None:
+def reason_unavailable(workload: Workload) -> str | None:
     """Why the kernel cannot run this workload."""
     if workload.rank > MOST_FEATURES:
         return f"the {workload.rank} features of a cell's points do not fit the registers of a program"
-    return gpu.unable(workload)
+    return gpu.reason_unavailable(workload)
 
 
 @cache

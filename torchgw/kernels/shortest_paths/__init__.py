@@ -12,7 +12,9 @@ from torchgw.kernels.shortest_paths.searches import Searches
 NAME = "shortest_paths"
 
 FAMILY: tuple[Implementation[Searches | None], ...] = (
-    Implementation("triton", triton.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
+    Implementation(
+        "triton", triton.reason_unavailable, partial(gpu.reason_to_avoid, NAME), lambda _: triton.build(), triton.blocks
+    ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: None),
 )
 

@@ -24,9 +24,9 @@ ENTRIES = 1024  # of a row of a matrix, at a time
 AT_ONCE = 2**26  # distances of one launch, of 20 bytes each, where a device runs no more at once
 
 
-def unable(workload: Workload) -> str | None:
+def reason_unavailable(workload: Workload) -> str | None:
     """Why the kernels cannot run this workload."""
-    return gpu.unable(workload)
+    return gpu.reason_unavailable(workload)
 
 
 def blocks(workload: Workload) -> dict[str, int]:

@@ -33,7 +33,11 @@ EAGER = SmallTransport(reference.solve, reference.scalings)
 
 FAMILY: tuple[Implementation[SmallTransport], ...] = (
     Implementation(
-        "triton", triton.unable, partial(gpu.unwise, NAME), lambda _: SmallTransport(*triton.build()), triton.blocks
+        "triton",
+        triton.reason_unavailable,
+        partial(gpu.reason_to_avoid, NAME),
+        lambda _: SmallTransport(*triton.build()),
+        triton.blocks,
     ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: EAGER),
 )
@@ -45,5 +49,5 @@ def choose(backend: str, workload: Workload) -> Selection[SmallTransport]:
     The eager one serves where the compiler is asked for, of which this family has none, and where problems are too
     large for the Triton kernel: their sizes are those of a search, which no user asked for.
     """
-    other = backend == "compile" or (backend == "triton" and triton.unable(workload) is not None)
+    other = backend == "compile" or (backend == "triton" and triton.reason_unavailable(workload) is not None)
     return select(FAMILY, "eager" if other else backend, workload)

@@ -21,17 +21,17 @@ LEAST, LEAST_WARPS = 16, 4  # fewer warps spill
 def tile(n: int, k: int, size: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
     rows, columns = (max(gpu.power_of_two(side), LEAST) for side in (n, k))
-    lanes = 64 if gpu.amd() else 32
+    lanes = 64 if gpu.is_amd() else 32
     return rows, columns, min(max(rows * columns // (ELEMENTS[size] * lanes), LEAST_WARPS), 512 // lanes)
 
 
-def unable(workload: Workload) -> str | None:
+def reason_unavailable(workload: Workload) -> str | None:
     """Why the kernel cannot run this workload."""
     rows, columns, _ = tile(*workload.shape, 4)
     size = 8 if workload.dtype == torch.float64 else 4
     if rows * columns > LARGEST[size]:
         return f"a problem of {workload.shape[0]} x {workload.shape[1]} does not fit the registers of a program"
-    return gpu.unable(workload)
+    return gpu.reason_unavailable(workload)
 
 
 def blocks(workload: Workload) -> dict[str, int]:

@@ -14,8 +14,12 @@ NAME = "softmin_dense"
 SLOWER = partial(slower_than_eager, "compile", NAME)
 
 FAMILY: tuple[Implementation[Kernel], ...] = (
-    Implementation("triton", gpu.unable, partial(gpu.unwise, NAME), lambda _: triton.build(), triton.blocks),
-    Implementation("compile", partial(compiler.unable, reference.trial), SLOWER, lambda _: reference.compile_kernel()),
+    Implementation(
+        "triton", gpu.reason_unavailable, partial(gpu.reason_to_avoid, NAME), lambda _: triton.build(), triton.blocks
+    ),
+    Implementation(
+        "compile", partial(compiler.reason_unavailable, reference.trial), SLOWER, lambda _: reference.compile_kernel()
+    ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )
 

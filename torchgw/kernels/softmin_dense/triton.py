@@ -34,7 +34,7 @@ def softmin_blocks(n_kept: int, n_summed: int, contiguous_kept: bool, processors
 def sweep_blocks(k: int, size: int) -> tuple[int, int]:
     """Width of the row buffer, and warps for about 16 four-byte elements a thread."""
     width = max(gpu.power_of_two(k), 128)
-    lanes = 64 if gpu.amd() else 32
+    lanes = 64 if gpu.is_amd() else 32
     return width, min(max(width // (SWEEP_ELEMENTS[size] * lanes), 1), 1024 // lanes)
 
 

@@ -15,10 +15,18 @@ SLOWER = partial(slower_than_eager, "compile", NAME)
 
 FAMILY: tuple[Implementation[Kernel], ...] = (
     Implementation(
-        "triton", gpu.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
+        "triton",
+        gpu.reason_unavailable,
+        partial(gpu.reason_to_avoid, NAME),
+        lambda workload: triton.build(workload.dot),
+        triton.blocks,
     ),
     Implementation(
-        "compile", partial(compiler.unable, reference.trial), SLOWER, lambda _: reference.compile_kernel(), rows
+        "compile",
+        partial(compiler.reason_unavailable, reference.trial),
+        SLOWER,
+        lambda _: reference.compile_kernel(),
+        rows,
     ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: reference.KERNEL, rows),
 )

@@ -48,7 +48,7 @@ def tile(width: int, dtype: torch.dtype, product: str) -> Tile:
 
 def products(dot: str, dtype: torch.dtype) -> tuple[str, bool]:
     """The products of a kernel on factors of ``dtype``, and whether these are `split` for them: tf32x3 is tf32 then."""
-    asked = dot_precision(dot, dtype, gpu.amd())
+    asked = dot_precision(dot, dtype, gpu.is_amd())
     return ("tf32", True) if asked == "tf32x3" else (asked, False)
 
 

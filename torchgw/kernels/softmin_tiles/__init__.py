@@ -15,7 +15,11 @@ NAME = "softmin_tiles"
 
 FAMILY: tuple[Implementation[TileKernel], ...] = (
     Implementation(
-        "triton", gpu.unable, partial(gpu.unwise, NAME), lambda workload: triton.build(workload.dot), triton.blocks
+        "triton",
+        gpu.reason_unavailable,
+        partial(gpu.reason_to_avoid, NAME),
+        lambda workload: triton.build(workload.dot),
+        triton.blocks,
     ),
     Implementation("eager", lambda _: None, lambda _: None, lambda _: TileKernel(reference.softmin, reference.read)),
 )

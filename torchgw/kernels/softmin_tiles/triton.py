@@ -60,7 +60,7 @@ def read_block(size: int, width: int, dtype: torch.dtype, product: str, d: int) 
 
 def blocks(workload: Workload) -> dict[str, int]:
     """The block sizes that a workload gets; into how many parts a list is split depends on the list."""
-    product = dot_precision(workload.dot, workload.dtype, gpu.amd())
+    product = dot_precision(workload.dot, workload.dtype, gpu.is_amd())
     return stream.sizes(block(TILE, workload.rank, workload.dtype, product))
 
 
@@ -93,7 +93,7 @@ def build(dot: str = "") -> TileKernel:
             A, B, tiles = B, A, tiles.transpose
         dtype, given = working_dtype(A, bias), bias.dtype
         (A, B), bias = prepare(A.to(dtype), B.to(dtype)), bias.to(dtype).contiguous()
-        product = dot_precision(dot, dtype, gpu.amd())
+        product = dot_precision(dot, dtype, gpu.is_amd())
         n, chosen = len(A), block(tiles.size, A.shape[1], dtype, product)
         programs = gpu.count_blocks(n, chosen.rows)
         parts = splits(tiles, programs, A.device)
@@ -110,7 +110,7 @@ def build(dot: str = "") -> TileKernel:
         """T V (N, d), and T^T w (K, 1) or (K, 0) as w is (N, 1) or (N, 0). Factors, V and w have one dtype, potentials
         another; the factors are prepared."""
         (n, width), d, k, m = A.shape, V.shape[1], len(B), len(tiles.column)
-        product = dot_precision(dot, A.dtype, gpu.amd())
+        product = dot_precision(dot, A.dtype, gpu.is_amd())
         chosen = read_block(tiles.size, width, A.dtype, product, d)
         values = next((size for size in VALUES[A.dtype] if size >= d), VALUES[A.dtype][-1])
         V = torch.nn.functional.pad(V, (0, -d % values if values else 0))

@@ -19,10 +19,10 @@ from tests.problems import quietly
 from tests.simulated_device import Graph, Simulation, simulated_gpu
 from torchgw import GWOptions, SeparableLoss, Unbalanced, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.runtime import replayed as module
+from torchgw.runtime import cuda_graphs as module
 from torchgw.runtime import scratch as scratch_module
+from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.records import flatten, unflatten
-from torchgw.runtime.replayed import as_cuda_graph
 from torchgw.runtime.scratch import scratch, scratches
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
