@@ -122,11 +122,13 @@ def test_hops_by_products_are_those_of_a_search_from_each_point(
     D: torch.Tensor, by_products: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[torch.Tensor] = []
-    from_each = shortest_paths._from_each
-    monkeypatch.setattr(shortest_paths, "_from_each", lambda edges: searched.append(edges) or from_each(edges))
+    from_each = shortest_paths._count_hops_by_search
+    monkeypatch.setattr(
+        shortest_paths, "_count_hops_by_search", lambda edges: searched.append(edges) or from_each(edges)
+    )
     found = compute_relative_hops(D)
     assert bool(searched) != by_products
-    monkeypatch.setattr(shortest_paths, "_from_all", lambda _: None)
+    monkeypatch.setattr(shortest_paths, "_count_hops_by_products", lambda _: None)
     assert found is not None
     assert torch.equal(found, compute_relative_hops(D))  # type: ignore[arg-type]
     assert len(searched) == 1 + (not by_products)

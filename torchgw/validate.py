@@ -61,10 +61,11 @@ def real(
     least: float | None = None,
     most: float | None = None,
     infinite: bool = False,
+    hint: str = "",
 ) -> float:
     """A number, strictly above ``above``, at least ``least`` and at most ``most`` where given; finite by default."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__} {value!r}")
+        raise TypeError(f"{name} must be a number{hint}, got {type(value).__name__} {value!r}")
     number = float(value)
     bounds = [f"{sign} {bound:g}" for sign, bound in ((">", above), (">=", least), ("<=", most)) if bound is not None]
     inside = (
@@ -81,11 +82,10 @@ def real(
 
 def epsilon(name: str, value: object) -> None:
     """An entropy weight, or "auto"."""
-    if isinstance(value, str):
-        if value != AUTO:
-            raise ValueError(f"{name} must be a number >= 0 or {AUTO!r}, got {value!r}")
-        return
-    real(name, value, least=0.0, most=ranges.LARGEST_EPSILON)
+    if not isinstance(value, str):
+        real(name, value, least=0.0, most=ranges.LARGEST_EPSILON, hint=f" >= 0 or {AUTO!r}")
+    elif value != AUTO:
+        raise ValueError(f"{name} must be a number >= 0 or {AUTO!r}, got {value!r}")
 
 
 def flag(name: str, value: object) -> bool:
@@ -223,9 +223,10 @@ def _numbers(name: str, value: object, n_dim: int, shape: str, copy: bool = True
     """``value`` as a float64 array of ``n_dim`` dimensions; without ``copy`` it can be the caller's own."""
     array = read(name, value, f"an array of shape {shape}")
     if array.dtype.kind not in "fiub":
-        what = f"{type(value).__name__} of dtype {array.dtype}"
+        texts = array.dtype.kind in "SU"
+        what = f"{type(value).__name__} of {'texts' if texts else f'dtype {array.dtype}'}"
         taken = f"{name}.to_numpy(float)" if hasattr(value, "to_numpy") else f"np.asarray({name}, dtype=float)"
-        what += f"; if all of them are numbers, take {taken}" if array.dtype == object else ""
+        what += f"; if all of them are numbers, take {taken}" if texts or array.dtype == object else ""
         what += _columns_of_texts(name, value)
         raise TypeError(f"{name} must be an array of real numbers of shape {shape}, got {what}")
     if array.ndim != n_dim:

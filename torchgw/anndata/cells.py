@@ -35,7 +35,7 @@ from torchgw.entry import OURS, entry
 from torchgw.options import GWOptions
 from torchgw.persist import guards
 from torchgw.request.attributes import encode_attributes
-from torchgw.request.objective import as_pair
+from torchgw.request.objective import convert_list_to_pair
 from torchgw.results.result import GWResult
 
 __all__ = ["align", "joint", "read", "write"]
@@ -263,7 +263,7 @@ def _check_columns(key: str, labels: dict[str, bool]) -> None:
 
 def _replace_columns(a: Any, b: Any, keywords: dict[str, Any], limit: int) -> tuple[Any, Any]:
     """The cost and the supervision of a call, with columns of ``obs`` in place of their names."""
-    cost, supervision = as_pair(keywords.get("cost")), keywords.get("supervision")
+    cost, supervision = convert_list_to_pair(keywords.get("cost")), keywords.get("supervision")
     return encode_attributes((a.obs, b.obs), cost, supervision, limit, ("a.obs", "b.obs"))
 
 

@@ -12,7 +12,7 @@ from torchgw.align import gw_align
 from torchgw.cli.output import check_output, write_whole
 from torchgw.diagnostics.status import Status
 from torchgw.progress import bar_on_terminal
-from torchgw.report.contents import finite
+from torchgw.report.contents import none_if_nonfinite
 from torchgw.results.result import GWResult
 from torchgw.types import Array
 
@@ -114,7 +114,7 @@ def run_demo(arguments: argparse.Namespace) -> dict[str, Any] | str:
             "shape": list(run.result.shape),
             "distances": run.provider,
             "signed_rho": run.spearman,
-            "value": finite(run.result.value),
+            "value": none_if_nonfinite(run.result.value),
             "marginal_error": run.result.marginal_error,
             "status": run.result.status.name.lower(),
             "seconds": run.result.timings,

@@ -19,7 +19,7 @@ from torchgw.kernels import softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Workload
 from torchgw.options import GWOptions, LowRankOptions
 from torchgw.planner import estimate
-from torchgw.report.contents import finite
+from torchgw.report.contents import none_if_nonfinite
 from torchgw.request.devices import reason_unusable
 from torchgw.runtime.cuda_graphs import reason_not_to_capture
 from torchgw.validate import OTHER_DEVICES, no_gpu
@@ -132,7 +132,9 @@ def run_estimate(arguments: argparse.Namespace) -> dict[str, Any] | str:
     found = estimate(*sizes, epsilon=arguments.epsilon, options=options, device=arguments.device)
     if not arguments.json:
         return f"{sizes[0]} x {sizes[1]} {found}\n{BESIDES[torch.device(found.device).type]}"
-    forecasts = [{name: finite(value) for name, value in asdict(forecast).items()} for forecast in found.forecasts]
+    forecasts = [
+        {name: none_if_nonfinite(value) for name, value in asdict(forecast).items()} for forecast in found.forecasts
+    ]
     return {"shape": sizes, "device": found.device, "chosen": found.chosen, "forecasts": forecasts}
 
 

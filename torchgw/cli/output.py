@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchgw.persist.files import atomic_path
-from torchgw.report.contents import finite
+from torchgw.report.contents import none_if_nonfinite
 from torchgw.results.result import GWResult
 
 SAID = (
@@ -92,4 +92,4 @@ def describe_result(result: GWResult, path: Path) -> dict[str, Any]:
         "scales": list(result.scales),
         "seconds": result.timings,
     }
-    return {name: finite(value) for name, value in found.items()}
+    return {name: none_if_nonfinite(value) for name, value in found.items()}

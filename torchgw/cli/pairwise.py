@@ -16,7 +16,7 @@ from torchgw.cli.input import read_with_names
 from torchgw.cli.output import as_cell, check_output, write_whole
 from torchgw.options import GWOptions
 from torchgw.progress import bar_on_terminal
-from torchgw.report.contents import finite
+from torchgw.report.contents import none_if_nonfinite
 
 if TYPE_CHECKING:
     from torchgw.pairwise import PairwiseResult
@@ -64,7 +64,7 @@ def run_pairwise(arguments: argparse.Namespace) -> dict[str, Any]:
         "output": str(arguments.output),
         "spaces": names,
         **({"against": against} if against else {}),
-        "distances": [finite(value) for value in found.condensed.tolist()],
+        "distances": [none_if_nonfinite(value) for value in found.condensed.tolist()],
         "status": [PairStatus(int(code)).name.lower() for code in found.status],
         "solved": found.n_solved,
         "stored": found.n_stored,

@@ -50,11 +50,13 @@ def compile_cases(device: str) -> list[dict[str, str]]:
     """What each case has compiled, in a process of its own."""
     from joblib import Parallel, delayed
 
-    found: list[dict[str, str]] = Parallel(n_jobs=len(CASES))(delayed(compile_kernels)(*case, device) for case in CASES)
+    found: list[dict[str, str]] = Parallel(n_jobs=len(CASES))(
+        delayed(compile_new_kernels)(*case, device) for case in CASES
+    )
     return found
 
 
-def compile_kernels(n: int, k: int, strategy: str, device: str) -> dict[str, str]:
+def compile_new_kernels(n: int, k: int, strategy: str, device: str) -> dict[str, str]:
     """The kernels that a solve between so many points has compiled here, by what Triton tells them apart."""
     X, Y = datasets.make_spiral(n)[0], datasets.make_swiss_roll(k, random_state=1)[0]
     before, options = set(COMPILED), GWOptions(strategy=strategy)

@@ -158,7 +158,7 @@ class FactoredPlan:
         ends = torch.arange(-(-len(self.A) // unit) + 1, device=rows.device) * unit
         bounds = torch.searchsorted(rows[present], ends).tolist()
         for tile, (start, stop) in enumerate(pairwise(bounds)):
-            tiles, every = self._column_tiles(tile)
+            tiles, every = self._select_column_tiles(tile)
             if start == stop or len(every) < k:
                 continue
             places = torch.split(present[start:stop], self.size)
@@ -174,12 +174,12 @@ class FactoredPlan:
                 least = self.block_in_tiles(rows[place], self._columns(tiles[first])).topk(k, dim=1).values[:, -1:]
                 yield place, self._by_points(tiles[(bound * (1 + ROUNDING) >= least).any(0)])
 
-    def _column_tiles(self, tile: int) -> tuple[Tensor, Tensor]:
+    def _select_column_tiles(self, row_tile: int) -> tuple[Tensor, Tensor]:
         """The tiles of ``size`` columns that a row tile keeps, and their columns."""
         if self.tiles is None:
             tiles = torch.arange(-(-len(self.B) // self.size), device=self.f.device)
         else:
-            first, last = self._first[tile : tile + 2]
+            first, last = self._first[row_tile : row_tile + 2]
             tiles = self._divide_tiles(self.tiles.column[first:last])
         return tiles, self._columns(tiles)
 

@@ -16,7 +16,7 @@ from torchgw.align import Arguments
 from torchgw.couplings.blocks import as_block_coupling
 from torchgw.couplings.reader import Readable
 from torchgw.distributed.groups import open_ranks
-from torchgw.distributed.inputs import find_other_arguments, is_in_file, load_spaces, read_files
+from torchgw.distributed.inputs import find_differing_arguments, is_in_file, load_spaces, read_files
 from torchgw.distributed.journal import follow_by_ranks
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
@@ -93,7 +93,7 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
 def align_by_ranks(ranks: Processes, given: dict[str, Any]) -> GWResult:
     """The result of these arguments, of which none is left out, by ranks."""
-    other = find_other_arguments(given, ranks)
+    other = find_differing_arguments(given, ranks)
     if other is not None:
         ranks.meet()
         told = ", ".join(other[1])
@@ -166,7 +166,7 @@ def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> N
                 raise ValueError(f"path must name a folder that is not there yet, got {folder}")
             folder.mkdir(exist_ok=True)
 
-        ranks.first(make)
+        ranks.run_on_first(make)
         write_part(folder, saved_members(result), as_block_coupling(result.coupling, "save"), ranks)
         ranks.meet()  # nobody goes on before all parts are there
 
@@ -194,7 +194,7 @@ def _check_arguments(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         )
     if given["device"] is not None and torch.device(given["device"]).type != ranks.device.type:
         raise ValueError(f"device must be that of the group, {str(ranks.device)!r}, got {str(given['device'])!r}")
-    seed = ranks.first(partial(_share_seed, given["random_state"], given["callback"]))
+    seed = ranks.run_on_first(partial(_share_seed, given["random_state"], given["callback"]))
     first, kinds = ranks.rank == 0, given["distances"]
     kinds = (kinds, kinds) if isinstance(kinds, str) else kinds
     if isinstance(kinds, tuple) and len(kinds) == 2:

@@ -94,7 +94,7 @@ def _read_rows(space: Any, where: slice) -> Any:
     return space[where] if isinstance(space, np.memmap) else np.asarray(space[where])
 
 
-def find_other_arguments(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:
+def find_differing_arguments(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:
     """A rank that was given other arguments than the first one, and their names; None where all are the same."""
     told = {name: hash_argument(value) for name, value in given.items() if name not in OWN}
     seed = given["random_state"]

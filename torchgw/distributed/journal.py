@@ -103,7 +103,7 @@ def follow_by_ranks(ranks: Processes, in_files: Mapping[str, Any], request: Requ
             written = [writing_and_rank(file)[0] for file in journal.folder.glob(f"*{SHARE}")]
             return journal.folder, journal.call, max(written, default=0)
 
-        begun = ranks.first(begin)
+        begun = ranks.run_on_first(begin)
         if isinstance(checkpoint, ResumedCheckpoint) and checkpoint.random is not None:
             generator.set_state(checkpoint.random)
         journal = None if begun is None else SharedFolder(ranks, own, generator, *begun)
@@ -148,7 +148,7 @@ class SharedFolder:
             began = time.monotonic()
             result = compute()
             # Graphs of shares are of their number of ranks where points are as far away, so all keep theirs.
-            if self.ranks.first(lambda: keep() and (name == PREPARE or self.own[0].is_worth_keeping(began))):
+            if self.ranks.run_on_first(lambda: keep() and (name == PREPARE or self.own[0].is_worth_keeping(began))):
                 self._keep(result, lambda value: self.own[0].finish(value))
             return result
 
@@ -161,12 +161,12 @@ class SharedFolder:
         if self.ranks.busy:
             if self.own:
                 self.own[0].store_state_if_due(state, now)
-        elif self.ranks.first(lambda: self.own[0].is_due(now)):
+        elif self.ranks.run_on_first(lambda: self.own[0].is_due(now)):
             self._keep(state, lambda value: self.own[0].write_state(value), LOOP)
 
     def _read_on_first(self, task: Callable[[], Any]) -> Any:
         """What the first rank reads, with the random state that it leaves."""
-        found, state = self.ranks.first(lambda: (task(), self.generator.get_state()))
+        found, state = self.ranks.run_on_first(lambda: (task(), self.generator.get_state()))
         self.generator.set_state(state)
         return found
 
@@ -181,7 +181,7 @@ class SharedFolder:
 
         rest, self.writing = map_shares(value, keep_share, self.ranks), self.writing + 1
         if not shares:
-            self.ranks.first(lambda: put(rest))
+            self.ranks.run_on_first(lambda: put(rest))
             return
         file = self._share_path(self.writing, self.ranks.rank, self.ranks.count, *more)
         failed: Exception | None = None
@@ -191,7 +191,7 @@ class SharedFolder:
             failed = error
         whole = bool(self.ranks.least(torch.tensor(float(failed is None), device=self.ranks.device)))
         parted = ValueInParts(rest, self.writing, self.ranks.count, sizes)
-        if self.ranks.first(lambda: whole and put(parted)) and self.ranks.rank == 0:
+        if self.ranks.run_on_first(lambda: whole and put(parted)) and self.ranks.rank == 0:
             stem = ".".join(self.stages)
             for old in self.folder.glob(f"{stem}.*{SHARE}"):
                 if writing_and_rank(old)[0] < self.writing:

@@ -81,7 +81,7 @@ class Adjoint:
         first = respond(FactoredCost.weighted_sum([G], [1 / weight]))
         residual, n_iter, condition = 0.0, 0, 1.0
         if model.alpha > 0:
-            right = curvature.read(first.change, first.rows, first.columns)
+            right = curvature.compress_coupling(first.change, first.rows, first.columns)
             found = curvature.solve(respond, right, GMRES_TOLERANCE, self.mode.max_iter)
             residual, n_iter, condition = found.residual, found.n_iter, found.condition
             first = respond(FactoredCost.weighted_sum([G, curvature.cost_of(found.x, 1 / weight)], [1 / weight, -1.0]))

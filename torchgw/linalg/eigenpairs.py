@@ -174,10 +174,10 @@ class OrthonormalBasis:
         """The last ones, and their duals, (n, width)."""
         return self.vectors[-width:].T, self.duals[-width:].T
 
-    def append(self, X: Tensor, U: Tensor) -> None:
-        """Vectors (n, b) that are orthonormal and have no part in the space."""
-        where = slice(self.count, self.count + X.shape[1])
-        self._vectors[where], self._duals[where] = X.T, U.T
+    def append(self, vectors: Tensor, duals: Tensor) -> None:
+        """Store vectors (n, b) that are orthonormal and have no part in the space, and their duals (n, b)."""
+        where = slice(self.count, self.count + vectors.shape[1])
+        self._vectors[where], self._duals[where] = vectors.T, duals.T
         self.count = where.stop
 
     def add(self, X: Tensor) -> tuple[int, Tensor]:

@@ -257,7 +257,7 @@ class Spectrum:
     largest: float
 
 
-def slow_directions(
+def find_slow_eigenpairs(
     operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None
 ) -> Spectrum:
     """Of an operator on vectors like ``start`` (n,), in at most ``n_steps``; O(n n_steps) memory.

@@ -54,7 +54,7 @@ class Curvature:
         left, right = self.quadratic.source.factors(), self.quadratic.target.factors()
         return None if self.whole or left is None or right is None else (left[0], right[0])
 
-    def read(self, W: BlockCoupling, rows: Tensor, columns: Tensor) -> Tensor:
+    def compress_coupling(self, W: BlockCoupling, row_sums: Tensor, column_sums: Tensor) -> Tensor:
         """The numbers of W, whose sums these are, that `cost_of` needs, in one vector."""
         if self.factors is None:
             assert isinstance(W, DenseCoupling)
@@ -62,9 +62,9 @@ class Curvature:
         F, G = self.factors
         parts = [(F.T @ W.apply(G, 1)).flatten()]
         if not self.model.has_hard_marginals:
-            parts += [rows, columns]
+            parts += [row_sums, column_sums]
         if self.level is not None:
-            parts += [mean_cost(self.level, W, rows, columns)[None]]
+            parts += [mean_cost(self.level, W, row_sums, column_sums)[None]]
         return torch.cat(parts)
 
     def cost_of(self, read: Tensor, factor: float = 1.0) -> FactoredCost:
@@ -161,7 +161,7 @@ class Curvature:
 
         def operator(y: Tensor) -> Tensor:
             found = respond(self.cost_of(y, 1 / weight))
-            return y + self.read(found.change, found.rows, found.columns)
+            return y + self.compress_coupling(found.change, found.rows, found.columns)
 
         restart = RESTART_STORED if self.factors is None else RESTART
         least = 50 * torch.finfo(right.dtype).eps

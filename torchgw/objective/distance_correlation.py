@@ -49,7 +49,7 @@ def sample_matched_distances(
     p : (N,) masses of the points.
     """
     most = LOOKED_AT if all(space.stored for space in spaces) else SEARCHED
-    return _sample_matched_distances(plan, without_scale(spaces[0]), without_scale(spaces[1]), rows, p, most)
+    return _sample_distance_submatrices(plan, without_scale(spaces[0]), without_scale(spaces[1]), rows, p, most)
 
 
 def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> float:
@@ -77,7 +77,7 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
 
 
 @as_cuda_graph()
-def _sample_matched_distances(
+def _sample_distance_submatrices(
     plan: Coupling, source: DistanceProvider, target: DistanceProvider, rows: Tensor, p: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Distances (m, m) between at most so many points, drawn evenly by mass, and between their matches; which shares

@@ -152,7 +152,7 @@ class Hessian:
 
     def _read(self, v: Tensor) -> tuple[Tensor, Tensor]:
         found = self.change(v)
-        read = self.curvature.read(found.change, found.rows, found.columns)
+        read = self.curvature.compress_coupling(found.change, found.rows, found.columns)
         return self._remove_multipliers(v, found.a, found.b, found.c), read
 
     def _remove_multipliers(self, v: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:

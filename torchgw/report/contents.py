@@ -75,7 +75,7 @@ def contents(result: ReportInput, X: Any = None, Y: Any = None, labels: Any = No
         "warnings": [str(warning) for warning in result.warnings],
         "sides": sides,
         "colourings": [encode_colouring(colouring, kept) for colouring in colours],
-        "history": {name: [finite(x) for x in column] for name, column in asdict(result.history).items()},
+        "history": {name: [none_if_nonfinite(x) for x in column] for name, column in asdict(result.history).items()},
         "certain": certain,
         "uncertain": uncertain,
         "matchings": asdict(tables.matchings(result)),
@@ -151,6 +151,6 @@ def encode_base64(array: Array, kind: str) -> str:
     return base64.b64encode(np.ascontiguousarray(array, dtype=kind).tobytes()).decode("ascii")
 
 
-def finite(value: Any) -> Any:
+def none_if_nonfinite(value: Any) -> Any:
     """None for what JSON has no number for."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

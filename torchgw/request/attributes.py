@@ -19,7 +19,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.supervision import UNLABELLED, Supervision
-from torchgw.request.objective import as_pair
+from torchgw.request.objective import convert_list_to_pair
 from torchgw.types import Array, is_table
 
 LISTED = 5  # points or attributes in an error
@@ -33,7 +33,7 @@ def replace_attributes(
     if supervision is not None:
         example = "; for example Supervision(pairs=[(0, 3), (10, 7)])"
         validate.instance("supervision", supervision, Supervision, example)
-    cost = as_pair(cost)
+    cost = convert_list_to_pair(cost)
     x, y = drop_named_columns((X, Y), cost, supervision)
     return x, y, *encode_attributes((X, Y), cost, supervision, limit)
 

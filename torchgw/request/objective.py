@@ -39,7 +39,7 @@ def check_alpha(alpha: object, cost: object) -> float:
     return validate.real("alpha", alpha, least=0.0, most=1.0)
 
 
-def as_pair(cost: Any) -> Any:
+def convert_list_to_pair(cost: Any) -> Any:
     """A linear cost with a list of two feature arrays made a tuple."""
     pair = isinstance(cost, list) and len(cost) == 2 and all(getattr(side, "ndim", 0) == 2 for side in cost)
     return tuple(cost) if pair else cost
@@ -136,7 +136,7 @@ def check_distance_resolution(model: Model, largest: float, advice: str) -> None
         ranges.epsilon_ratio("squared distances" if model.loss is SQUARE else "losses", reach, model.epsilon, advice)
 
 
-def least_epsilon(model: Model, largest: float) -> float:
+def compute_least_epsilon(model: Model, largest: float) -> float:
     """The least epsilon that is resolved beside scaled distances up to ``largest``, with some room."""
     loss = largest**2 if model.loss is SQUARE else largest_loss(model.loss)
     return 2 * max(model.alpha / float(model.weight(1.0)) * loss / ranges.LARGEST_RATIO, ranges.LEAST_EPSILON)

@@ -62,8 +62,8 @@ from torchgw.request.objective import (
     check_cost,
     check_distance_resolution,
     check_resolution,
+    compute_least_epsilon,
     explain_unresolved_features,
-    least_epsilon,
     make_model,
     tensors_of,
 )
@@ -176,7 +176,7 @@ class Request:
             # Costs them least, and linear programs take longest.
             blurred = own.curves and not is_assignment(self.differentiable_inputs.masses)
             if self.model.epsilon > 0 or surfaces or blurred:
-                epsilon = max(AUTO_START * own.energy_scale, least_epsilon(self.model, largest))
+                epsilon = max(AUTO_START * own.energy_scale, compute_least_epsilon(self.model, largest))
                 options = tolerances_for(self.options, epsilon, self.differentiable_inputs.marginals)
                 own = replace(own, model=self.model.with_epsilon(epsilon), options=options)
             check_resolution(own.model, own.spaces, own.options, own.remedy)
@@ -498,7 +498,9 @@ def check_arguments(
     marginals: object, epsilon: object, backend: object, gradient_mode: object, callback: object
 ) -> None:
     """Refuse what can be seen to be wrong in one argument alone, but for options, spaces, masses, costs and rules."""
-    validate.instance("marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced() or Partial()")
+    validate.instance(
+        "marginals", marginals, Marginals, ": Balanced(), SemiRelaxed(), Unbalanced(rho_x, rho_y) or Partial(mass)"
+    )
     validate.epsilon("epsilon", epsilon)
     validate.choice("backend", backend, BACKENDS)
     check_mode(gradient_mode)

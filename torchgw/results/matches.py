@@ -135,7 +135,7 @@ class MatchMixin(Readable):
         mass = coupling.marginal(1).detach().double().cpu()
         matched = (mass > 0) & (value[:, 0] > 0)
         share = torch.where(matched, value[:, 0] / mass, torch.nan).clamp(max=1.0)
-        rivals, index_of_rivals, epsilon = self._rivals(value, index)
+        rivals, index_of_rivals, epsilon = self._find_matches_and_runners_up(value, index)
         first, second = rivals[:, 0], rivals[:, 1]
         rivalled = matched & (second > 0)
         columns: dict[str, Any] = {
@@ -151,7 +151,7 @@ class MatchMixin(Readable):
             columns["cost_difference"] = torch.where(rivalled, cost, torch.nan).numpy()
         return pandas.DataFrame(columns)
 
-    def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _find_matches_and_runners_up(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
         """Mass and columns (N, 2) of each match and its runner-up, and the epsilon by which masses say costs, NaN where
         they do not, from the largest entries of each row."""
         return value, index, math.nan if as_block_coupling(self.coupling, "table").potentials is None else self.epsilon

@@ -243,7 +243,8 @@ class GWResult(SoftPlanMixin):
 
     def __repr__(self) -> str:
         n, k = self.shape
-        chosen = f" ({len(self.path)} tried)" if self.path else ""
+        tried = "epsilon" if len(self.path) == 1 else "epsilons"
+        chosen = f" ({len(self.path)} {tried} tried)" if self.path else ""
         model = "" if self.marginals.balanced else f"{self.marginals}, "
         return (
             f"GWResult({n} x {k}, {model}value {self._shown_value()}, "

@@ -193,9 +193,9 @@ class SoftPlanMixin(MatchMixin):
         mass, _ = _with_match(self._soft_plan.coupling, match if points is None else match[points], 2, points)
         return (1 - mass[:, 1] / mass[:, 0]).clamp(min=0.0)
 
-    def _rivals(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
+    def _find_matches_and_runners_up(self, value: Tensor, index: Tensor) -> tuple[Tensor, Tensor, float]:
         if self.shape[1] == 1 or self._ranking is self.coupling:
-            return super()._rivals(value, index)
+            return super()._find_matches_and_runners_up(value, index)
         mass, index = _with_match(self._soft_plan.coupling, self.coupling.argmax(1), 2)
         return mass.double().cpu(), index.cpu(), self._soft_plan.epsilon
 

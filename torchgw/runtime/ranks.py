@@ -95,7 +95,7 @@ class Ranks:
         """The results of tasks that are divided among the ranks, from the ``first`` on, on all of them."""
         return [task() for task in tasks]
 
-    def first(self, task: Callable[[], Result]) -> Result:
+    def run_on_first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, on all of them."""
         return self.scatter([task])[0]
 

@@ -63,7 +63,7 @@ def _adapt_threads_to_contention() -> Iterator[None]:
     """In this context torch has its threads until this one has to `share` cores."""
     given = own_threads()
     try:
-        _give_way()
+        _reduce_threads_under_contention()
         yield
     finally:
         _several.__dict__.pop("seen", None)
@@ -80,10 +80,10 @@ def share() -> None:
     waited = _waiting_seconds()
     _several.seen = now, waited
     if waited - seen[1] > MOST_WAITED * past:
-        _give_way()
+        _reduce_threads_under_contention()
 
 
-def _give_way() -> None:
+def _reduce_threads_under_contention() -> None:
     """Half of the threads, and half again, while they have to wait; then nobody looks for a while."""
     began, count = time.perf_counter(), own_threads()
     while count > 1 and _has_core_contention():

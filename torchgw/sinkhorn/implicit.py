@@ -40,7 +40,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.tiled import TiledCoupling
-from torchgw.linalg.lanczos import Spectrum, random_like, slow_directions
+from torchgw.linalg.lanczos import Spectrum, find_slow_eigenpairs, random_like
 from torchgw.linalg.linear_systems import conjugate_gradients
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
@@ -229,7 +229,7 @@ class Response:
         like = self._root if not self.total else torch.cat((self._root, self._root.new_ones(1)))
         size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
         start = random_like(like) * (like > 0)
-        return slow_directions(self.operator, start, min(self.n_lanczos, size), self._constant)
+        return find_slow_eigenpairs(self.operator, start, min(self.n_lanczos, size), self._constant)
 
     def _spectrum_within(self, functions: Tensor) -> Spectrum:
         """What of its spectrum the span of functions (n, d) shows."""

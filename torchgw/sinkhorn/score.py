@@ -89,7 +89,11 @@ def _moments(
     u0, v0 = ranks.sum(_partial_mean(U, own_p)), ranks.sum(_partial_mean(V, own_q))
     row = unit * ranks.all_gather(_times(U, v0[:, None])[:, 0], n)
     column = unit * (ranks.all_gather(_times(V, u0[:, None])[:, 0], k) - u0 @ v0)
-    return (u0, v0), (row, column), (ranks.sum(_gram(U, u0, own_p)), ranks.sum(_gram(V, v0, own_q)))
+    return (
+        (u0, v0),
+        (row, column),
+        (ranks.sum(_compute_weighted_scatter(U, u0, own_p)), ranks.sum(_compute_weighted_scatter(V, v0, own_q))),
+    )
 
 
 def _blocks(U: Tensor) -> list[Tensor]:
@@ -105,7 +109,7 @@ def _times(U: Tensor, W: Tensor) -> Tensor:
     return torch.cat([block.double() @ W for block in _blocks(U)])
 
 
-def _gram(U: Tensor, centre: Tensor, mass: Tensor) -> Tensor:
+def _compute_weighted_scatter(U: Tensor, centre: Tensor, mass: Tensor) -> Tensor:
     total = centre.new_zeros(len(centre), len(centre))
     for block, weight in zip(_blocks(U), _blocks(mass), strict=True):
         centred = block.double() - centre

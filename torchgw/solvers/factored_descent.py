@@ -122,7 +122,7 @@ def descend_between_factors(
 
     def agree(number: Callable[..., float], *of: Any) -> float:
         """A number that decides what is done: the first rank's, for others may round it otherwise."""
-        return ranks.first(partial(number, *of))
+        return ranks.run_on_first(partial(number, *of))
 
     def find_vertex(
         cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool

@@ -80,7 +80,7 @@ def factored_transport(
     TransportError
         When the program is not solved.
     """
-    plan, duals, basis = cost.ranks.first(partial(_solve_among, cost, p, q, dual, entries, basis))
+    plan, duals, basis = cost.ranks.run_on_first(partial(_solve_among, cost, p, q, dual, entries, basis))
     return FactoredVertex(plan, duals, entries, basis)
 
 

@@ -97,7 +97,7 @@ def refine_by_newton(
         cost, y = next_cost(state)
         found = inner.solve_linearization(cost, model.epsilon, state.warm_start)
         coupling, end = found.coupling, found.warm_start
-        read = make_curvature(cost).read(coupling, *model.marginals_of(coupling))
+        read = make_curvature(cost).compress_coupling(coupling, *model.marginals_of(coupling))
         last, change = state.last_change, float("inf")
         if y is not None:
             tiny = torch.finfo(read.dtype).tiny

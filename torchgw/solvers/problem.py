@@ -162,7 +162,9 @@ class Problem:
 
     def run_on_first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""
-        result, state, stopped = self.ranks.first(lambda: (task(), self.generator.get_state(), self.watch.should_stop))
+        result, state, stopped = self.ranks.run_on_first(
+            lambda: (task(), self.generator.get_state(), self.watch.should_stop)
+        )
         self.generator.set_state(state)
         if stopped:
             self.watch.stop()

@@ -138,7 +138,7 @@ def make_many_providers(
             brought = bring(graph, space.kind)
         if brought is not None:
             begun[i] = DeviceSearch(space.name, space.kind, brought, options.n_landmarks)
-        elif (provider := _make_provider(space, graph, options)) is None:
+        elif (provider := _make_provider_unless_all_pairs(space, graph, options)) is None:
             all_pairs[i] = graph
         else:
             made[i] = provider
@@ -205,7 +205,7 @@ def _two_landmark_spaces(spaces: Sequence[InputSpace], options: SpaceOptions) ->
     return (first, second), (report_x or searched.report, report_y)
 
 
-def _make_provider(space: InputSpace, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
+def _make_provider_unless_all_pairs(space: InputSpace, graph: Any, options: SpaceOptions) -> DistanceProvider | None:
     """The provider of one space; None where it takes all pairs of its graph."""
     name, data, kind, kept = space
     if kind == "precomputed":

@@ -75,7 +75,7 @@ def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points
     known[entries] = False
     trusted = edge_subgraph(graph, known)
     # Edges are only ever added, so what two trusted edges show now holds whenever the turn comes.
-    stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _joins_parts(trusted, low, high)
+    stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _find_spanning_forest_edges(trusted, low, high)
     del trusted
     lengths = np.where(known, graph.data, np.inf)
     ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points, local)
@@ -100,7 +100,7 @@ def _entries(*columns: Array) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column[first : first + FEW_ENTRIES].tolist() for column in columns), strict=True)
 
 
-def _joins_parts(trusted: Any, low: Array, high: Array) -> Array:
+def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
     """Whether each edge (m,) joins parts that neither trusted edges nor those before it do, as in a spanning tree."""
     from scipy.cluster.hierarchy import DisjointSet
 

@@ -226,13 +226,13 @@ def compute_relative_hops(D: Tensor) -> Tensor | None:
     count = int(edges.sum())
     if count == 0 or 2 * count > len(D) * (len(D) - 1):
         return None
-    hops = _from_all(edges | edges.T) if count > len(D) ** 1.5 else None
-    hops = _from_each(edges).to(D.device) if hops is None else hops
+    hops = _count_hops_by_products(edges | edges.T) if count > len(D) ** 1.5 else None
+    hops = _count_hops_by_search(edges).to(D.device) if hops is None else hops
     hops[hops.isinf()] = PARTS_APART * hops[hops.isfinite()].max()
     return (hops / hops.max()).to(D)
 
 
-def _from_all(edges: Tensor) -> Tensor | None:
+def _count_hops_by_products(edges: Tensor) -> Tensor | None:
     """Float64 hops by a breadth-first search from all points at once, a product for each hop beyond the first; None
     where it takes more than a few. Infinite between components."""
     hops = torch.full(edges.shape, torch.inf, dtype=torch.float64, device=edges.device)
@@ -248,7 +248,7 @@ def _from_all(edges: Tensor) -> Tensor | None:
     return None
 
 
-def _from_each(edges: Tensor) -> Tensor:
+def _count_hops_by_search(edges: Tensor) -> Tensor:
     """Float64 hops by a search from each point, infinite between components."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import shortest_path

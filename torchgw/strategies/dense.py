@@ -234,10 +234,10 @@ def _basin_past_saddle(basin: Basin, end: DenseCoupling, energy: float) -> Basin
     return replace(basin, energy=max(energy, 0.0), origin=SADDLE, matching=end.argmax(1))
 
 
-def _with_solution(candidate: Candidate, end: Solution) -> Candidate:
-    """A candidate with the energy and matching of the end that it led to."""
-    matching = end.plan.argmax(1)
-    return replace(candidate, energy=max(end.energy, 0.0), level="full", matching=matching)
+def _with_solution(candidate: Candidate, solution: Solution) -> Candidate:
+    """A candidate with the energy and matching of the solution that it led to."""
+    matching = solution.plan.argmax(1)
+    return replace(candidate, energy=max(solution.energy, 0.0), level="full", matching=matching)
 
 
 def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:

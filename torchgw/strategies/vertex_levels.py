@@ -87,7 +87,7 @@ def _transform_potentials(
 
 def _make_order(cost: FactoredCost, ranks: Ranks) -> Order:
     """The first rank's, for others may round what it is found from otherwise."""
-    return ranks.first(partial(Order.of, cost))
+    return ranks.run_on_first(partial(Order.of, cost))
 
 
 def require_factors(space: DistanceProvider) -> tuple[Tensor, Tensor]:
@@ -140,7 +140,7 @@ def _make_cells(
     points are in which."""
     (F, signs), n = require_factors(space), len(mass)
     count = 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n)))
-    halves = ranks.first(partial(bisect, F, count))
+    halves = ranks.run_on_first(partial(bisect, F, count))
     cells = halves.cells(len(halves.levels) - 1)
     means = cells.means(torch.cat((term[:, None], dual[:, None], side, F), 1), mass)
     ends = 2, 2 + side.shape[1]
