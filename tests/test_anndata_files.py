@@ -286,3 +286,15 @@ def test_texts_are_measured_by_their_lengths(settings: dict[str, Any], tmp_path:
     with pytest.raises(ValueError, match="what it holds would take"):
         cells.read("cells", path, needed, backed=True)
     cells.read("cells", path, 2 * needed, backed=True).file.close()
+
+
+def test_only_a_backed_file_is_written_and_never_onto_itself(tmp_path: Path) -> None:
+    held = anndata.AnnData(ROLL)
+    with pytest.raises(ValueError, match="cells must be backed by a file, got cells in memory"):
+        cells.write(held, tmp_path / "other.h5ad")
+    assert not (tmp_path / "other.h5ad").exists()
+    held.write_h5ad(tmp_path / "own.h5ad")
+    backed = cells.read("a", tmp_path / "own.h5ad", backed=True)
+    with pytest.raises(ValueError, match="path must be another file than that of the cells"):
+        cells.write(backed, tmp_path / "own.h5ad")
+    backed.file.close()

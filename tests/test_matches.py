@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from tests.problems import ROLL, SPIRAL, dense_coupling, generator, potential_coupling, tiled_coupling
 from tests.simulated_device import simulated_gpu
-from torchgw import GWResult, gw_align
+from torchgw import GWOptions, GWResult, gw_align
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling, round_digits
 from torchgw.couplings.factored import FactoredPlan
 from torchgw.couplings.low_rank import LowRankCoupling
@@ -333,3 +333,17 @@ def test_a_table_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_a_tolerance_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="tolerance"):
         Plan(dense_coupling(3, 4, 0)).one_to_one(0.0)
+
+
+def test_a_tile_of_points_without_mass_is_read_as_the_dense_plan_is() -> None:
+    """No tile of such rows is kept."""
+    points = np.random.default_rng(0).normal(size=(300, 2))
+    mass = np.repeat([0.0, 1 / 170], [130, 170])
+    streaming = GWOptions(strategy="streaming")
+    common: dict[str, Any] = {"p": mass, "epsilon": 0.05, "distances": "landmark", "random_state": 0}
+    result = gw_align(points, points, options=streaming, **common)
+    absent = mass == 0
+    np.testing.assert_array_equal(np.isnan(result.confidence().entropy), absent)
+    kept = result.sparsify(0.9)
+    assert float(kept.sum(1)[absent].max()) == 0
+    assert kept.sum() >= 0.9 - 1e-9

@@ -529,3 +529,8 @@ def test_twenty_thousand_nodes(kind: str) -> None:
     assert result.strategy == "sparse"
     assert result.value <= 1.01 * problem.value(problem.cross(T), T)
     assert (result.argmax() == truth).mean() > 0.99
+
+
+def test_a_stored_zero_is_no_entry() -> None:
+    stored = sparse.csr_array(([1.0, 0.0], ([0, 0], [1, 3])), shape=(1, 4))
+    assert SparseCoupling.of(stored, torch.device("cpu")).top_k(4)[1].tolist() == [[1, 0, 2, 3]]

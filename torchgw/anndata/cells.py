@@ -237,7 +237,16 @@ def write(cells: Any, path: str | PathLike[str]) -> None:
     ----------
     cells : what `read` returns with ``backed``.
     path : an .h5ad file other than that of ``cells``.
+
+    Raises
+    ------
+    ValueError
+        For cells that are not backed by a file, and for the path of that file; nothing is written then.
     """
+    if cells.filename is None:
+        raise ValueError("cells must be backed by a file, got cells in memory; cells.write_h5ad(path) writes those")
+    if Path(path).resolve() == Path(cells.filename).resolve():
+        raise ValueError(f"path must be another file than that of the cells, got {str(path)!r}")
     anndata = import_anndata()
     import h5py
 

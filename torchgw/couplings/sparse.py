@@ -32,7 +32,8 @@ class SparseCoupling(BlockCoupling):
 
     @classmethod
     def of(cls, plan: Any, device: torch.device) -> SparseCoupling:
-        """Of a SciPy CSR array (N, K)."""
+        """Of a SciPy CSR array (N, K), whose stored zeros are dropped."""
+        plan.eliminate_zeros()
         plan.sort_indices()
         parts = (torch.from_numpy(np.array(part, dtype=np.int64)) for part in (plan.indices, plan.indptr))
         column, first = (to_device(part, device) for part in parts)

@@ -182,9 +182,11 @@ class TiledCoupling(BlockCoupling):
             every = asked[bounds[tile] : bounds[tile + 1]]
             if len(every) == 0:
                 continue
-            columns = torch.cat([torch.arange(s.start, s.stop, device=self.device) for s in spans])
+            # Rows of which no tile is kept, as of points without mass, have the correction alone: some of it is read.
+            runs = spans or [slice(0, min(size, self.shape[1]))]
+            columns = torch.cat([torch.arange(run.start, run.stop, device=self.device) for run in runs])
             for where in parts(every, len(columns)):
-                block = self.factored_plan.block_in_tiles(where, columns)
+                block = (self.factored_plan.block_in_tiles if spans else self.factored_plan.block)(where, columns)
                 yield row_order[where], column_order[columns], block, x[where] * highest
 
     def _row_blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

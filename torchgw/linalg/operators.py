@@ -140,19 +140,3 @@ class Projected(Derived):
         inside, held = V - self.vectors @ (self.duals.T @ V), U - self.duals @ (self.vectors.T @ U)
         found = self.of.image(inside, held)
         return found - self.vectors @ (self.duals.T @ found)
-
-
-@dataclass(frozen=True)
-class Deflated(Derived):
-    """A + Q diag(s) Q^T M.
-
-    vectors, duals : Q (n, d), orthonormal, and M Q.
-    shifts : s (d,), which is added to the eigenvalue of each that is an eigenvector.
-    """
-
-    vectors: Tensor
-    duals: Tensor
-    shifts: Tensor
-
-    def image(self, V: Tensor, U: Tensor) -> Tensor:
-        return self.of.image(V, U) + self.vectors @ (self.shifts[:, None] * (self.vectors.T @ U))
