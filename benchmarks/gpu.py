@@ -193,7 +193,7 @@ def cold(sizes: Sequence[tuple[int, int]], warmed: bool = False) -> Rows:
             done = subprocess.run(
                 [sys.executable, "-m", "torchgw", "warm"], capture_output=True, text=True, check=False
             )
-            yield line("torchgw warm", "-", (done.stdout + done.stderr).strip().splitlines()[-1])
+            yield line("torchgw warm", "-", (done.stdout + done.stderr).strip().splitlines()[-1].partition(";")[0])
         for n, k in sizes:
             X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
             began = time.perf_counter()

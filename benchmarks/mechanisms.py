@@ -481,7 +481,7 @@ MECHANISMS = (
         "kinds",
     ),
     Mechanism(
-        "rung",
+        "weighted-level",
         "Basins between landmarks are compared on a level between landmarks and all points.",
         (weighted_level,),
         (none((weighted_level.WeightedLevel, "of")),),
@@ -489,7 +489,7 @@ MECHANISMS = (
         True,
     ),
     Mechanism(
-        "rung-modes",
+        "weighted-level-modes",
         "Leading modes of all points are starts on that level.",
         (weighted_level.WeightedLevel._solve_from_modes, weighted_level.WeightedLevel._leading_modes),
         (empty(weighted_level.WeightedLevel._solve_from_modes),),
@@ -844,7 +844,7 @@ MECHANISMS = (
         True,
     ),
     Mechanism(
-        "leading-spaces",
+        "surrogate-spaces",
         "Spaces without factors stream between leading factors.",
         (surrogate,),
         (none(surrogate.make_surrogate),),

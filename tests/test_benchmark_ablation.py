@@ -111,7 +111,15 @@ CASES = {
 }
 FAST = ("few points", "tree", "seven nodes", "sparse graphs", "partial", "low rank", "streaming", "without search")
 # Consulted only between more points than tests have.
-LARGE = {"finer-cells", "rung", "rung-modes", "vertex-levels", "flows", "leading-gradient", "leading-spaces"}
+LARGE = {
+    "finer-cells",
+    "weighted-level",
+    "weighted-level-modes",
+    "vertex-levels",
+    "flows",
+    "leading-gradient",
+    "surrogate-spaces",
+}
 LARGE |= {"corrections", "between-factors", "permutations", "curves", "cells-of-curves", "newton", "sharpening"}
 LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.

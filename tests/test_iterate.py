@@ -161,7 +161,11 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
     generators: list[torch.Generator] = []
     loops, numbers = 0, dict[int, int]()
     states: dict[type[State], tuple[int, Any, torch.Tensor]] = {}
-    make, store_and_should_stop, restored = request.make_generator, Watch.store_and_should_stop, Watch.last_state
+    make, should_stop_after_storing, restored = (
+        request.make_generator,
+        Watch.should_stop_after_storing,
+        Watch.last_state,
+    )
 
     def making(*given: Any) -> torch.Generator:
         generators.append(make(*given))
@@ -177,13 +181,13 @@ def test_a_loop_goes_on_to_the_same_bits_from_every_kind_of_state(name: str, mon
         if state[0].n_iter > 0:  # the tensors of a state are written into by the next step
             number = numbers[id(sys._getframe(1))]
             states[type(state[0])] = number, torch.utils._pytree.tree_map(copied, encode(state)), copied(generators[-1])
-        return store_and_should_stop(watch, state)
+        return should_stop_after_storing(watch, state)
 
     monkeypatch.setattr(request, "make_generator", making)
     monkeypatch.setattr(Watch, "last_state", counting)
-    monkeypatch.setattr(Watch, "store_and_should_stop", keeping)
+    monkeypatch.setattr(Watch, "should_stop_after_storing", keeping)
     whole = align(LOOPS[name])
-    monkeypatch.setattr(Watch, "store_and_should_stop", store_and_should_stop)
+    monkeypatch.setattr(Watch, "should_stop_after_storing", should_stop_after_storing)
     assert states
     for kind, (number, kept, random) in states.items():
         assert STORABLE[f"{kind.__module__}.{kind.__qualname__}"] is kind

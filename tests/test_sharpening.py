@@ -235,9 +235,9 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the points of these tests were many, and had no cells."""
     monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
-    monkeypatch.setattr(weighted_level, "RUNG", 100)
+    monkeypatch.setattr(weighted_level, "LEVEL_POINTS", 100)
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
-    monkeypatch.setattr(weighted_level, "MANY_RUNG", 150)
+    monkeypatch.setattr(weighted_level, "MANY_POINTS", 150)
 
 
 def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
@@ -256,7 +256,7 @@ def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
 
 def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
-    monkeypatch.setattr(weighted_level, "RUNG", 100)
+    monkeypatch.setattr(weighted_level, "LEVEL_POINTS", 100)
     everywhere = raised_in(monkeypatch, 3)
     many(monkeypatch)
     few = raised_in(monkeypatch, 3)

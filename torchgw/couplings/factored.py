@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import largest_entries
-from torchgw.kernels.blocks import parts
+from torchgw.kernels.blocks import ON_GPU, parts
 from torchgw.kernels.softmin_tiles import separable
 from torchgw.kernels.tiles import UNIT, Tiles, centres, inverse_permutation
 
@@ -122,9 +122,8 @@ class FactoredPlan:
         values, index = self.f.new_zeros(len(rows), k), every.new_zeros(len(rows), k).add_(every.new_tensor(range(k)))
         present = torch.nonzero((self.f[rows] > -torch.inf) | (self.x[rows] > 0))[:, 0]
         candidates, read = self._candidate_columns, self.block_in_tiles
-        if (
-            self.tiles is not None and present.is_cuda
-        ):  # where launches that leave entries out take longer than reading them
+        if self.tiles is not None and present.is_cuda:
+            # There the launches that leave entries out take longer than reading them.
             candidates, read = self._kept_columns, self.block
         for place, columns in candidates(k, rows, present):
             values[place], at = largest_entries(read(rows[place], columns), k, exact=False)
@@ -145,9 +144,9 @@ class FactoredPlan:
         ends = torch.arange(len(near) + 1, device=rows.device) * (UNIT // self.tiles.size * self.tiles.size)
         bounds = torch.searchsorted(rows[present], ends).tolist()
         for mask, (start, stop) in zip(near, pairwise(bounds), strict=True):
-            columns = self._by_points(self._divide_tiles(torch.nonzero(mask.any(0))[:, 0]))
-            if start < stop and k <= len(columns):
-                yield from ((place, columns) for place in parts(present[start:stop], len(columns)))
+            if start < stop and len(columns := self._by_points(self._divide_tiles(mask.any(0).nonzero()[:, 0]))) >= k:
+                places = torch.split(present[start:stop], max(1, ON_GPU // len(columns)))
+                yield from ((place, columns) for place in places)
 
     def _candidate_columns(self, k: int, rows: Tensor, present: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Places of some ``rows``, of the ``present`` ones, and kept columns, by their points, among which are the k

@@ -33,8 +33,8 @@ class SparseCoupling(BlockCoupling):
     @classmethod
     def of(cls, plan: Any, device: torch.device) -> SparseCoupling:
         """Of a SciPy CSR array (N, K), whose stored zeros are dropped."""
+        plan = plan.sorted_indices()  # a copy
         plan.eliminate_zeros()
-        plan.sort_indices()
         parts = (torch.from_numpy(np.array(part, dtype=np.int64)) for part in (plan.indices, plan.indptr))
         column, first = (to_device(part, device) for part in parts)
         return cls(to_device(torch.from_numpy(plan.data), device), column, first, torch.tensor(plan.shape[1]))

@@ -182,8 +182,8 @@ class TiledCoupling(BlockCoupling):
             every = asked[bounds[tile] : bounds[tile + 1]]
             if len(every) == 0:
                 continue
-            # Rows of which no tile is kept, as of points without mass, have the correction alone: some of it is read.
-            runs = spans or [slice(0, min(size, self.shape[1]))]
+            # Rows of which no tile is kept have the correction alone, and none of it without mass: one tile is enough.
+            runs = spans or [slice(0, self.shape[1] if bool((x[every] > 0).any()) else min(size, self.shape[1]))]
             columns = torch.cat([torch.arange(run.start, run.stop, device=self.device) for run in runs])
             for where in parts(every, len(columns)):
                 block = (self.factored_plan.block_in_tiles if spans else self.factored_plan.block)(where, columns)

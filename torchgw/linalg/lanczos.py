@@ -260,7 +260,9 @@ class Spectrum:
 def find_slow_eigenpairs(
     operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None
 ) -> Spectrum:
-    """Of an operator on vectors like ``start`` (n,), in at most ``n_steps``; O(n n_steps) memory.
+    """The eigenpairs of an operator that iterations leave last, and its least and largest Ritz values.
+
+    Vectors are like ``start`` (n,), steps at most ``n_steps``, memory O(n n_steps).
 
     ``null`` (n, d), orthonormal, is what is known of the null space; the spectrum is that of the rest.
     """

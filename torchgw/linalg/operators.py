@@ -6,7 +6,7 @@ An operator A on vectors of length n is self-adjoint in <v, w> = v^T M w, M symm
 
 Vectors come with what M makes of them, U = M V: it is the dear part where M is the inverse of something, and once it is
 known A V takes little. Where M is singular, vectors may have parts that it does not see and that would grow unseen; the
-product takes them off. M = 1 is the usual inner product. Sums, shifts, projections and deflations of operators with one
+product takes them off. M = 1 is the usual inner product. Sums, shifts and projections of operators with one
 inner product are such operators again.
 """
 

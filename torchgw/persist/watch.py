@@ -113,8 +113,8 @@ class Watch:
         """Where the loop of this stage was when it was last written down, or None."""
         return None if self.journal is None else self.journal.last_state()
 
-    def store_and_should_stop(self, state: Any) -> bool:
-        """Whether the loop should end before its next iteration, from which ``state`` goes on."""
+    def should_stop_after_storing(self, state: Any) -> bool:
+        """Store the state from which the loop goes on, if it is due; whether it should end before that."""
         share()
         stopped, acted_on = self._read_cancellation_flags()
         if self.journal is not None and not acted_on:

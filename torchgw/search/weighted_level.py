@@ -1,10 +1,10 @@
-"""The rung between landmarks and all points: a problem of weighted points on which what was found is compared.
+"""The level between landmarks and all points: a problem of weighted points on which what was found is compared.
 
-    landmark basins -> a few steps on the rung -> the lowest, lifted to all points
+    landmark basins -> a few steps on the level -> the lowest, lifted to all points
 
 Between many points landmarks can miss the optimum altogether: spaces as round as a Gaussian cloud have a basin for each
 way of turning one onto the other, and which is right only fine detail tells. Where none of theirs stands out there, the
-leading modes of all points' distances are starts on the rung as well, with every combination of signs: between many
+leading modes of all points' distances are starts on the level as well, with every combination of signs: between many
 points modes are known so well that one combination turns the spaces nearly right. Curves have no such doubt: their
 other basins are left far behind between landmarks already.
 """
@@ -34,8 +34,8 @@ from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks
 from torchgw.types import DistanceProvider
 
-RUNG, RUNG_STEPS, RUNG_PAYS = 500, 8, 2
-MANY_RUNG, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this rung
+LEVEL_POINTS, LEVEL_STEPS, LEVEL_PAYS = 500, 8, 2
+MANY_POINTS, MANY_STEPS = 1000, 2  # between many points, where one comparison on all of them costs more than this level
 MODE_STEPS = 5  # from modes, which begin hot, and of what is to be told from them
 DOUBT = 1.25  # between many points, of the lowest: after the first steps energies still fall by a quarter
 LEFT = 1.1  # between many points, of the lowest: others are left behind, and one within it is a doubt
@@ -45,7 +45,7 @@ ROUGH = 1e-2  # tolerance of comparisons: of marginals, and relative of energies
 
 @dataclass(frozen=True, eq=False)
 class LevelCandidate:
-    """A candidate as it ends on the rung.
+    """A candidate as it ends on the level.
 
     candidate : of the search.
     warm_start : where more steps begin.
@@ -78,9 +78,9 @@ class WeightedLevel:
     @classmethod
     def of(cls, whole: StoredProblem, many: bool) -> WeightedLevel | None:
         """None where there are too few points for it to pay."""
-        if min(map(len, whole.masses)) < RUNG_PAYS * RUNG:
+        if min(map(len, whole.masses)) < LEVEL_PAYS * LEVEL_POINTS:
             return None
-        x, y = choose_landmark_pair(whole, MANY_RUNG if many else RUNG)
+        x, y = choose_landmark_pair(whole, MANY_POINTS if many else LEVEL_POINTS)
         near, far = (PrecomputedDistances.stored_matrix(side.distances, 1.0) for side in (x, y))
         p, q = (
             side.mass.to(torch.float64) * (all_of_it.sum() / side.mass.to(torch.float64).sum())
@@ -132,10 +132,10 @@ class WeightedLevel:
         return kept
 
     def _solve_candidate(self, candidate: Candidate, basin: CoarseBasin) -> LevelCandidate:
-        """A candidate's basin solved on the rung."""
+        """A candidate's basin solved on the level."""
         start, _ = lift_to_subset(basin, self.problem.model, self.whole.model, (self.source.index, self.target.index))
         epsilon = max(basin.epsilon, self.problem.epsilon)
-        return self._run_steps(candidate, start, epsilon, MANY_STEPS if self.has_many_pairs else RUNG_STEPS)
+        return self._run_steps(candidate, start, epsilon, MANY_STEPS if self.has_many_pairs else LEVEL_STEPS)
 
     def _continue_solve(self, end: LevelCandidate) -> LevelCandidate:
         """The end after as many steps as what begins at modes."""

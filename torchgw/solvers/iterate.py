@@ -112,7 +112,7 @@ def iterate(
         history.go_on_from(entries)
     began = time.perf_counter() - history.seconds
     while max_iter is None or state.n_iter < max_iter:
-        if state.complete and watch.store_and_should_stop((state, history)):
+        if state.complete and watch.should_stop_after_storing((state, history)):
             return state, Status.CANCELLED
         state, check, status = step(state)
         if check is not None:

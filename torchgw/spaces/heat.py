@@ -31,9 +31,9 @@ from torchgw.spaces.heat_kernel import (
     FLOOR,
     DenseKernel,
     SparseKernel,
-    bound_largest_eigenvalue,
     build_edge_topology,
     dense_rows,
+    estimate_largest_eigenvalue,
     fit_dimension_and_time,
     heat_rows,
     log_diagonal,
@@ -116,7 +116,7 @@ class HeatDistances(ScaledDistances):
         self.dimension, default = fit_dimension_and_time(kernel, probes, paths.T)
         self.time = default if given is None else given
         self.reach = REACH * math.sqrt(self.time)
-        needed = self._count_steps(bound_largest_eigenvalue(self._edges, roots), self.time)
+        needed = self._count_steps(estimate_largest_eigenvalue(self._edges, roots), self.time)
         self.n_steps = needed if self._given_steps is None else min(self._given_steps, self.size)
         if self.n_steps < needed:
             self._warn(f"n_steps = {n_steps} is below the {needed} that time = {self.time:.3g} needs; raise it")
@@ -204,7 +204,7 @@ class HeatDistances(ScaledDistances):
         scaled = t * self.dimension
         if self._given_steps is None:
             with torch.no_grad():
-                n_steps = self._count_steps(bound_largest_eigenvalue(edges, roots), float(t))
+                n_steps = self._count_steps(estimate_largest_eigenvalue(edges, roots), float(t))
         else:
             n_steps = self.n_steps
 

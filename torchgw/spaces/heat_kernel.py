@@ -140,7 +140,7 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
     return sparse_tensor(matrix)
 
 
-def bound_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
+def estimate_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
     """An estimate from above of the largest eigenvalue of S / n: the largest Ritz value, with five per cent added."""
     start = random_like(roots)[:, None]
     steps = min(SPECTRUM_STEPS, len(roots))
@@ -230,7 +230,7 @@ class SparseKernel:
 
     def __init__(self, edges: EdgeTopology, roots: Tensor, n_steps: int | None) -> None:
         self._edges, self._roots, self._n_steps = edges, roots, n_steps
-        self._largest = bound_largest_eigenvalue(edges, roots)
+        self._largest = estimate_largest_eigenvalue(edges, roots)
 
     def rows(self, index: Tensor, time: float) -> Tensor:
         n = len(self._roots)
