@@ -870,7 +870,13 @@ MECHANISMS = (
         "sparse-hops",
         "Nodes of sparse graphs are also matched by hops to landmarks.",
         (sparse_basins._match_by_hops, sparse_basins.HopDistances),
-        (Switch(sparse_basins._match_by_hops, lambda *given: iter(())),),
+        # The plan of signatures once more: the likely plans are compared with one other at least.
+        (
+            Switch(
+                sparse_basins._match_by_hops,
+                lambda asked, problem, rng: iter((("signatures", graph_matching.find_seeds(problem, rng)),)),
+            ),
+        ),
         GRAPH_STARTS,
     ),
     Mechanism(
