@@ -45,7 +45,7 @@ from torchgw.objective.value import exact_objective
 from torchgw.persist.codec import decode, encode
 from torchgw.request import limits
 from torchgw.search import basins
-from torchgw.spaces.scale import unit_of
+from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.strategies import dense
 
 N, K = 9, 7
@@ -235,7 +235,7 @@ def test_a_call_has_the_value_of_its_plan_and_true_bounds(epsilon: float, direct
         )
         assert result.certificate.stationarity >= cost_gap - 1e-9
     assert found[0].value == pytest.approx(found[1].value, rel=1e-5)
-    assert unit_of((AdjacencyDistances(A), AdjacencyDistances(B))) == 1
+    assert compute_squared_diameter((AdjacencyDistances(A), AdjacencyDistances(B))) == 1
 
 
 @pytest.mark.parametrize("directed", [True, False])

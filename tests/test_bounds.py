@@ -16,7 +16,7 @@ from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.kernels import blocks
 from torchgw.marginals import Balanced, Marginals, Partial, SemiRelaxed
 from torchgw.objective import bounds as bounds_module
-from torchgw.objective.bounds import consistent_bound, first_bound, gap, lowest_cost, second_bound
+from torchgw.objective.bounds import consistent_bound, first_bound, frank_wolfe_gap, lowest_cost, second_bound
 from torchgw.objective.certify import certify, linear_bound, read_block_plan, read_dense_plan
 from torchgw.objective.exact import ExactGradient, factored_mean_squares
 from torchgw.objective.model import Model
@@ -116,13 +116,15 @@ def test_the_gap_is_that_of_the_linear_program_for_optimal_duals(seed: int) -> N
     exact = 2 * ((C * T).sum() - program.fun)
     value, dual = (C * T).sum(), torch.from_numpy(program.eqlin.marginals[6:].copy())
     for seen in (cost, cost.rows(slice(None))):
-        assert float(gap(value, lowest_cost(seen, P, Q, dual))) == pytest.approx(exact, abs=1e-9)
+        assert float(frank_wolfe_gap(value, lowest_cost(seen, P, Q, dual))) == pytest.approx(exact, abs=1e-9)
     zero = torch.zeros(7, dtype=torch.float64)
-    loose = float(gap(value, lowest_cost(cost, P, Q, zero)))
+    loose = float(frank_wolfe_gap(value, lowest_cost(cost, P, Q, zero)))
     assert loose >= exact - 1e-12
     bound, better = consistent_bound(cost.rows(slice(None)), P, Q, zero)
     assert value - loose / 2 <= float(bound) <= program.fun + 1e-12
-    assert float(gap(value, lowest_cost(cost, P, Q, better))) == pytest.approx(2 * (value - float(bound)), abs=1e-12)
+    assert float(frank_wolfe_gap(value, lowest_cost(cost, P, Q, better))) == pytest.approx(
+        2 * (value - float(bound)), abs=1e-12
+    )
 
 
 def test_gaps_of_a_batch_are_those_of_its_problems_without_the_points_that_fill_it_up() -> None:
@@ -133,12 +135,12 @@ def test_gaps_of_a_batch_are_those_of_its_problems_without_the_points_that_fill_
         costs[row, :n, :k] = torch.from_numpy(rng.uniform(size=(n, k)))
         p[row, :n], q[row, :k] = (torch.from_numpy(random_masses(size, rng)) for size in (n, k))
     dual = torch.from_numpy(rng.uniform(size=(2, 7)))
-    gaps, bounds = gap(1.0, lowest_cost(costs, p, q, dual)), consistent_bound(costs, p, q, dual)[0]
-    partial = gap(1.0, lowest_cost(costs, p, q, dual, 0.6))
+    gaps, bounds = frank_wolfe_gap(1.0, lowest_cost(costs, p, q, dual)), consistent_bound(costs, p, q, dual)[0]
+    partial = frank_wolfe_gap(1.0, lowest_cost(costs, p, q, dual, 0.6))
     for row, (n, k) in enumerate(sizes):
         own = costs[row, :n, :k], p[row, :n], q[row, :k], dual[row, :k]
-        assert float(gaps[row]) == pytest.approx(float(gap(1.0, lowest_cost(*own))), rel=1e-12)
-        assert float(partial[row]) == pytest.approx(float(gap(1.0, lowest_cost(*own, 0.6))), rel=1e-12)
+        assert float(gaps[row]) == pytest.approx(float(frank_wolfe_gap(1.0, lowest_cost(*own))), rel=1e-12)
+        assert float(partial[row]) == pytest.approx(float(frank_wolfe_gap(1.0, lowest_cost(*own, 0.6))), rel=1e-12)
         assert float(bounds[row]) == pytest.approx(float(consistent_bound(*own)[0]), rel=1e-12)
 
 
@@ -205,7 +207,7 @@ def test_the_gap_of_a_partial_plan_reaches_below_the_cheapest_one(seed: int) -> 
     masses = torch.from_numpy(p), torch.from_numpy(q)
 
     def lowest(prices: np.ndarray) -> float:
-        return value - float(gap(value, lowest_cost(cost, *masses, torch.from_numpy(prices), total))) / 2
+        return value - float(frank_wolfe_gap(value, lowest_cost(cost, *masses, torch.from_numpy(prices), total))) / 2
 
     assert max(lowest(-rng.uniform(size=k)) for _ in range(20)) <= best.fun + 1e-12
     assert lowest(best.ineqlin.marginals[n:]) == pytest.approx(best.fun, abs=1e-9)

@@ -39,7 +39,7 @@ class Pencil:
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
         return V, self.M @ V
 
-    def rounding(self, V: Tensor) -> Tensor:
+    def squared_norm_floor(self, V: Tensor) -> Tensor:
         return V.new_zeros(V.shape[1])
 
     def image(self, V: Tensor, U: Tensor) -> Tensor:

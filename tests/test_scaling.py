@@ -12,7 +12,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, _continue_scaling, absorb_potentials, balance, solve_by_scaling
+from torchgw.sinkhorn.scaling import Scaler, _continue_scaling, balance, iterate_and_absorb, solve_by_scaling
 from torchgw.sinkhorn.sides import MarginalConstraint
 
 
@@ -163,7 +163,7 @@ def test_checks_that_are_taken_together_go_on_as_long_as_single_ones(relaxation:
     score = 4 * torch.randn(60, 80, generator=torch.Generator().manual_seed(0))
     log_p, log_q = (torch.full((size,), 1 / size).log2() for size in score.shape)
     scaler = Scaler(KERNEL.bind(score), MarginalConstraint(log_p), MarginalConstraint(log_q), torch.empty_like(score))
-    first = absorb_potentials(scaler.score, scaler.row, scaler.column, scaler.out, log_p, log_q)
+    first = iterate_and_absorb(scaler.score, scaler.row, scaler.column, scaler.out, log_p, log_q)
     first = first._replace(readings=torch.zeros_like(first.readings))  # any residual is above that
     one = _continue_scaling(scaler, first, [2], relaxation, 1e-30)
     two = _continue_scaling(scaler, one, [2], relaxation, 1e-30)

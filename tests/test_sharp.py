@@ -16,7 +16,7 @@ from tests.problems import gw_by_enumeration, quietly, random_distances, random_
 from torchgw import CoarseOptions, GWOptions, GWResult, Partial, SpaceOptions, Status, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
-from torchgw.objective.bounds import consistent_bound, gap, monotone_coupling
+from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap, monotone_coupling
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import SurrogateGradient
 from torchgw.objective.permuted import FactoredPermutations, make_permutation_objective
@@ -239,7 +239,7 @@ def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(solver.TransportPlans, "vertex", without_duals)
     found, _ = descended(DX, DY, torch.from_numpy(random_plan(p.numpy(), q.numpy(), rng)), p, q, History())
     bound, _ = consistent_bound(found.cost, p, q, found.duals[0])
-    assert float(gap(found.value, bound)) == pytest.approx(found.gap, abs=1e-9)
+    assert float(frank_wolfe_gap(found.value, bound)) == pytest.approx(found.gap, abs=1e-9)
 
 
 def test_conditional_gradients_descend_to_a_stationary_plan() -> None:

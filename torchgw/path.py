@@ -32,7 +32,7 @@ from torchgw.results.result import GWResult
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.spaces.prepare import make_providers
-from torchgw.spaces.scale import unit_of
+from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.types import AmbiguityWarning, Array, ConvergenceWarning, RegularizationWarning, is_provider
 
 HIGHEST, LOWEST = 10.0, 1e-5
@@ -145,7 +145,7 @@ def epsilon_path(
     solver, points = _PathSolver(X, Y, **kwargs), list[_Point]()
     if perplexities is not None:
         size = Y.size if is_provider(Y) else (*validate.shape_of(Y), math.inf)[0]
-        for target in _check_falling("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
+        for target in _sort_descending("perplexities", perplexities, apart=2 * TOLERANCE, least=1.0, most=size):
             points += _solve_for_perplexity(solver, target, points[-1] if points else None)
             if _should_stop(points):
                 break
@@ -155,7 +155,7 @@ def epsilon_path(
                 np.geomspace(SOFT, SHARP, validate.integer("n_points", n_points, least=1))
                 * solver.compute_energy_scale()
             )
-        for epsilon in _check_falling("epsilons", epsilons):
+        for epsilon in _sort_descending("epsilons", epsilons):
             points.append(solver(epsilon, points[-1] if points else None))
             if _should_stop(points):
                 break
@@ -178,7 +178,7 @@ def epsilon_path(
     )
 
 
-def _check_falling(name: str, given: Any, apart: float = 0.0, **bounds: Any) -> list[float]:
+def _sort_descending(name: str, given: Any, apart: float = 0.0, **bounds: Any) -> list[float]:
     """Positive numbers within bounds, largest first, each above the next by more than the share ``apart``."""
     values = given.tolist() if isinstance(given, np.ndarray | Tensor) else given
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) == 0:
@@ -238,7 +238,7 @@ class _PathSolver:
             warnings.simplefilter("ignore")  # the first solve says it
             request = build_problem(self.X, self.Y, **self.arguments)
             spaces, _ = make_providers(request.spaces, request.options.spaces, request.on_device)
-        return product_plan(request.model, spaces, unit_of(spaces)).energy_scale
+        return product_plan(request.model, spaces, compute_squared_diameter(spaces)).energy_scale
 
     def __call__(self, epsilon: float, before: _Point | None) -> _Point:
         if before is not None:

@@ -552,7 +552,7 @@ def resolution_of(value: object) -> float:
     return float(np.finfo(dtype).eps) if isinstance(dtype, np.dtype) and dtype.kind == "f" else 0.0
 
 
-def neighbours(name: str, k: int, n: int) -> None:
+def check_neighbour_count(name: str, k: int, n: int) -> None:
     """A neighbour count below the number of points."""
     if k >= n:
         raise ValueError(f"k must be smaller than the number of points of {name}, got k = {k} and N = {n}; lower k")

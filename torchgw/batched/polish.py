@@ -15,7 +15,7 @@ from torch import Tensor
 from torchgw.batched.space import PreparedSpace
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History
-from torchgw.objective.bounds import consistent_bound, gap
+from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
@@ -68,7 +68,7 @@ def polish_batch(
     lowest, b = consistent_bound(-2 * DTD, p, q, torch.nan_to_num(duals))
     found = []
     for row, ((x, y), energy, most) in enumerate(
-        zip(sides, energies.tolist(), gap(energies, lowest).tolist(), strict=True)
+        zip(sides, energies.tolist(), frank_wolfe_gap(energies, lowest).tolist(), strict=True)
     ):
         value, plan = x.mean_square + y.mean_square + energy, plans[row, : x.size, : y.size]
         if most <= tol * value or value <= x.rounding + y.rounding:

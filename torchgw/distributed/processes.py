@@ -213,7 +213,7 @@ class Processes(Ranks):
         """A value of one rank, on all of them; its tensors on each one's device."""
         data = io.BytesIO()
         if self.rank == source:
-            _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
+            _CpuPickler(data, pickle.HIGHEST_PROTOCOL).dump(value)
         size = torch.tensor([data.getbuffer().nbytes], device=self.device)
         with self._exchange("dealt", 8 * (self.count - 1)):
             dist.broadcast(size, self._global_rank(source), self.group)
@@ -236,7 +236,7 @@ def _to_sendable(error: BaseException | None) -> BaseException | None:
     return error
 
 
-class _Pickler(pickle.Pickler):
+class _CpuPickler(pickle.Pickler):
     """Writes tensors of a device as those of the CPU."""
 
     def persistent_id(self, value: Any) -> Tensor | None:

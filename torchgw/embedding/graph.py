@@ -157,7 +157,7 @@ def check_data_set(name: str, space: Any, k: int | None) -> Any:
     square = len(shape) == 2 and shape[0] == shape[1] and shape[0] > 1
     found = _check_matrix(name, space) if square else validate.points(name, space)
     if k is not None:
-        validate.neighbours(name, k, len(found))
+        validate.check_neighbour_count(name, k, len(found))
     return found
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.plan_moments import PlanMoments
-from torchgw.objective.bounds import partial_prices
+from torchgw.objective.bounds import normalize_partial_potentials
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
@@ -97,7 +97,11 @@ def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Te
     total; it is taken off.
     """
     f, g = cost.T.column_dual(end.f, model.p, model.epsilon), cost.column_dual(end.g, model.q, model.epsilon)
-    return (f, g) if model.marginals.total is None else (partial_prices(f, model.p), partial_prices(g, model.q))
+    return (
+        (f, g)
+        if model.marginals.total is None
+        else (normalize_partial_potentials(f, model.p), normalize_partial_potentials(g, model.q))
+    )
 
 
 def _to_dtype(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:

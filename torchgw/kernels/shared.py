@@ -97,7 +97,7 @@ class SharedScore:
 
 
 @dataclass(frozen=True)
-class SharedTiles:
+class RankSharedTiles:
     """Reads kept tiles, of which each rank has those of a run of rows; see `torchgw.kernels.softmin_tiles`.
 
     From `MANY_COLUMNS` on a rank reads its tiles by runs of `PASSED` columns, whose factors are passed from rank to
@@ -178,7 +178,7 @@ class SharedTiles:
 
 
 StreamedKernel: TypeAlias = Kernel | SharedKernel
-TileReader: TypeAlias = TileKernel | SharedTiles
+TileReader: TypeAlias = TileKernel | RankSharedTiles
 
 
 def _is_small(A: Tensor, B: Tensor, ranks: Ranks) -> bool:

@@ -186,7 +186,7 @@ class OrthonormalBasis:
         inside = self.duals @ X
         first = self.count
         rest = X - self.vectors.T @ inside
-        least = LOST * self.operator.rounding(rest)
+        least = LOST * self.operator.squared_norm_floor(rest)
         rest, U = self.operator.metric(rest)
         least = torch.maximum(least, NOTHING**2 * (inside.square().sum(0) + (rest * U).sum(0)))
         for x, u, length in zip(rest.T, U.T, least, strict=True):

@@ -33,7 +33,7 @@ class Operator(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def rounding(self, V: Tensor) -> Tensor:
+    def squared_norm_floor(self, V: Tensor) -> Tensor:
         """Squared lengths (m,) of V (n, m), as it is given to `metric`, up to which these are rounding."""
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ class Symmetric:
     device: torch.device
     dtype: torch.dtype
 
-    def rounding(self, V: Tensor) -> Tensor:
+    def squared_norm_floor(self, V: Tensor) -> Tensor:
         return V.new_zeros(V.shape[1])
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,8 +92,8 @@ class Derived:
     def dtype(self) -> torch.dtype:
         return self.of.dtype
 
-    def rounding(self, V: Tensor) -> Tensor:
-        return self.of.rounding(V)
+    def squared_norm_floor(self, V: Tensor) -> Tensor:
+        return self.of.squared_norm_floor(V)
 
     def metric(self, V: Tensor) -> tuple[Tensor, Tensor]:
         return self.of.metric(V)

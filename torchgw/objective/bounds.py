@@ -85,12 +85,12 @@ def consistent_bound(cost: Tensor, p: Tensor, q: Tensor, b: Tensor) -> tuple[Ten
     return dual_bound(a, b, p, q), b
 
 
-def gap(value: float | Tensor, lowest: Tensor) -> Tensor:
+def frank_wolfe_gap(value: float | Tensor, lowest: Tensor) -> Tensor:
     """The Frank-Wolfe gap (...) of plans with ``value`` = <C, T>, where every plan costs at least ``lowest`` (...)."""
     return (2 * (value - lowest)).clamp_min(0.0)
 
 
-def partial_prices(b: Tensor, mass: Tensor) -> Tensor:
+def normalize_partial_potentials(b: Tensor, mass: Tensor) -> Tensor:
     """Dual potentials (..., K) relative to the highest of a point with mass, which is the price of a total."""
     return (b - torch.where(mass > 0, b, -torch.inf).amax(-1, keepdim=True)).clamp_max(0.0)
 
@@ -103,7 +103,7 @@ def lowest_cost(cost: Tensor | FactoredCost, p: Tensor, q: Tensor, b: Tensor, to
     factored cost the rows may be a sample, with masses p that sum to those of all.
     """
     if total is not None:
-        b = partial_prices(b, q)
+        b = normalize_partial_potentials(b, q)
     return dual_bound(c_transform(cost, b, q), b, p, q, total)
 
 

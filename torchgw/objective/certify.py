@@ -17,7 +17,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
-from torchgw.objective.bounds import c_transform, dual_bound, gap, lowest_cost, second_bound
+from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, lowest_cost, second_bound
 from torchgw.objective.exact import ExactGradient, assemble_factored_cost, factored_quadratic
 from torchgw.objective.leading import should_use_surrogate, stored_cost
 from torchgw.objective.linearise import linearise
@@ -178,7 +178,7 @@ def _stationarity(
     most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
     if model.loss is SQUARE and found.means is not None and not held:
         most = 2 * weight * max(value, 0.0)  # what is summed are squares and costs, so no plan costs less than nothing
-    return min(weight * float(gap(value + beside, torch.tensor(lowest, dtype=torch.float64))), most)
+    return min(weight * float(frank_wolfe_gap(value + beside, torch.tensor(lowest, dtype=torch.float64))), most)
 
 
 def _linear_problem(

@@ -130,7 +130,7 @@ class Hessian:
             parts += [] if self.curvature.level is None else [mu.new_zeros(1)]
         return torch.cat(parts) / (self.respond.epsilon * self.weight)
 
-    def rounding(self, V: Tensor) -> Tensor:
+    def squared_norm_floor(self, V: Tensor) -> Tensor:
         return self.respond.tol * (self._free_diagonal @ V.square())
 
     def change(self, v: Tensor) -> PlanSensitivity:

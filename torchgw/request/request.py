@@ -86,7 +86,7 @@ from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.spaces.quantisation import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.spaces.resolution import explain_from_sample, explain_rounded_coordinates
-from torchgw.spaces.scale import unit_of
+from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
 logger = logging.getLogger("torchgw")
@@ -166,7 +166,7 @@ class Request:
         ValueError, FloatingPointError
             For costs, and for distances beside an epsilon, that float64 does not resolve.
         """
-        largest, (widest, curves) = unit_of(spaces) ** 0.5, self._measure_coverage(spaces)
+        largest, (widest, curves) = compute_squared_diameter(spaces) ** 0.5, self._measure_coverage(spaces)
         factored = all(space.factors() is not None for space in spaces)
         own = replace(self, curves=curves and factored)
         if self.epsilon == AUTO or (self.model.epsilon == 0 and not self.model.is_standard):
@@ -334,7 +334,7 @@ class Request:
             spaces=spaces,
             model=self.model.share_factors(ranks_of(spaces[0])),
             exact=self.against_exact is None and self.options.gradient != "sampled",
-            unit=unit_of(spaces),
+            unit=compute_squared_diameter(spaces),
             kernels=self.kernels,
             options=self.options,
             generator=self.generator,

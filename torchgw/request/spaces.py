@@ -126,7 +126,7 @@ def check_space(name: str, space: Any, distances: str, options: SpaceOptions) ->
             f"{name} is a distance matrix, got distances={distances!r} for it; use 'precomputed' or 'auto'"
         )
     if distances != "euclidean" and options.k is not None:
-        validate.neighbours(name, options.k, len(points))
+        validate.check_neighbour_count(name, options.k, len(points))
     return InputSpace(name, points, distances if distances != "auto" else geodesic_kind(len(points)))
 
 

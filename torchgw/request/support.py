@@ -63,7 +63,7 @@ class Support:
         for space, own, index, kind in zip(spaces, given, self.sides, kinds, strict=True):
             found, points = restrict_space(space, own, index, kind == AUTO)
             if neighbours is not None and found.is_points and found.kind in ON_GRAPHS:
-                validate.neighbours(space.name, neighbours, found.size)
+                validate.check_neighbour_count(space.name, neighbours, found.size)
             made.append(found)
             left.append(points)
         p, q = (

@@ -58,7 +58,7 @@ from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.spaces.prepare import GraphReports, InputSpace, ProviderPair
 from torchgw.spaces.resolution import sample_differences
-from torchgw.spaces.scale import unit_of
+from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.spaces.subspace import name_of
 from torchgw.types import Array, Coupling, DifferentiableSolution
 
@@ -107,7 +107,7 @@ class SolveReport(NamedTuple):
         if numpy_input:
             basins = with_arrays(basins, zip(arrays[::2], arrays[1::2], strict=True))
         return cls(
-            request.product or product_plan_from_moments(request.model, moments, unit_of(spaces)),
+            request.product or product_plan_from_moments(request.model, moments, compute_squared_diameter(spaces)),
             distance_correlation(*looked) if looked else math.nan,
             max(missed.tolist(), default=0.0),
             request.describe_precision_loss(spaces, few, apart),
@@ -563,7 +563,10 @@ def result_of(
     differentiated : what gradients come from, with a gradient mode.
     """
     mass, model, values, supervision = request.mass, request.model, solution.values, request.supervision
-    unit, alone = unit_of(spaces), ranks_of(spaces[0]).count == 1  # of distances that are shared no rank has all
+    unit, alone = (
+        compute_squared_diameter(spaces),
+        ranks_of(spaces[0]).count == 1,
+    )  # of distances that are shared no rank has all
     estimated = solution.gradient == "sampled"
     return GWResult(
         coupling=solution.coupling.times(mass),

@@ -87,7 +87,7 @@ class HopDistances(ScaledDistances):
         """The same rows in another dtype, on the CPU, where searches run."""
         return self._with(_dtype=dtype)
 
-    def _times(self, ratio: float) -> HopDistances:
+    def _rescale_stored(self, ratio: float) -> HopDistances:
         return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:

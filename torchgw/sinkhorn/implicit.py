@@ -205,7 +205,7 @@ class Response:
         other = reduced - self._ratio * (self._apply_plan(own) + self._mu * c)
         return (other, own, c) if self.axis else (own, other, c)
 
-    def operator(self, x: Tensor) -> Tensor:
+    def apply_scaled_schur_complement(self, x: Tensor) -> Tensor:
         """The Schur complement in units of the roots of its diagonal, times (n,) or (n, d)."""
         if self.system is not None:
             return self.system @ x
@@ -229,7 +229,9 @@ class Response:
         like = self._root if not self.total else torch.cat((self._root, self._root.new_ones(1)))
         size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
         start = random_like(like) * (like > 0)
-        return find_slow_eigenpairs(self.operator, start, min(self.n_lanczos, size), self._constant)
+        return find_slow_eigenpairs(
+            self.apply_scaled_schur_complement, start, min(self.n_lanczos, size), self._constant
+        )
 
     def _spectrum_within(self, functions: Tensor) -> Spectrum:
         """What of its spectrum the span of functions (n, d) shows."""
@@ -240,7 +242,7 @@ class Response:
             found = found - self._constant @ (self._constant.T @ found)
         basis, sizes, _ = torch.linalg.svd(found, full_matrices=False)
         basis = basis[:, sizes > UNRESOLVED * torch.finfo(sizes.dtype).eps * sizes[0]]
-        values, turn = torch.linalg.eigh(basis.T @ self.operator(basis))
+        values, turn = torch.linalg.eigh(basis.T @ self.apply_scaled_schur_complement(basis))
         return Spectrum(values, basis @ turn, float(values[0]), max(float(values[-1]), 1.0))
 
     @cached_property
@@ -317,7 +319,7 @@ class Response:
     def _solve_iteratively(self, right: Tensor) -> Tensor:
         """By preconditioned conjugate gradients."""
         found = conjugate_gradients(
-            lambda x: self._project(self.operator(x)),
+            lambda x: self._project(self.apply_scaled_schur_complement(x)),
             self._project(right),  # of the rest there is nothing but rounding
             self._precondition,
             tol=max(self.tol, 10 * torch.finfo(right.dtype).eps),

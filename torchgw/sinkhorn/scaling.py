@@ -83,7 +83,7 @@ class ScalingRun(NamedTuple):
 
 
 @as_cuda_graph("out")
-def absorb_potentials(
+def iterate_and_absorb(
     score: Score, row: MarginalConstraint, column: MarginalConstraint, out: Tensor, f: Tensor, g: Tensor
 ) -> ScalingState:
     """The potentials after a half-step of each side, absorbed, and the scalings after an iteration."""
@@ -188,14 +188,14 @@ def solve_by_scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornO
     """
     if scaler.column.has_divergence and not scaler.row.has_divergence:
         f = scaler.row.potential(scaler.score.softmin(g, 1))
-    first = absorb_potentials(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
+    first = iterate_and_absorb(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
     found = iterate_scaling(scaler, first, options=options, max_iter=max_iter)
     f, g, largest = finish_scaling(scaler.out, found.state)
     return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
 
 def iterate_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
-    """Go on from the state of `absorb_potentials`, as `solve_by_scaling` does, whose last step is left."""
+    """Go on from the state of `iterate_and_absorb`, as `solve_by_scaling` does, whose last step is left."""
     score, row, column = scaler.score, scaler.row, scaler.column
     now, change, weight, n_iter = first, None, options.relaxation, 0
     together = CHECKS if scaler.out.is_cuda and scaler.out.numel() <= FEW_PAIRS else 1
@@ -248,7 +248,7 @@ def iterate_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOpt
             score.absorb(f, g, scaler.out)
             now = ScalingState(f, g, torch.ones_like(f), torch.ones_like(g), now.readings)
             break
-        now = absorb_potentials(score, row, column, scaler.out, f, g)
+        now = iterate_and_absorb(score, row, column, scaler.out, f, g)
     assert change is not None
     return ScalingRun(now, residual, n_iter, change)
 

@@ -88,7 +88,7 @@ class _Matching:
         pairs = ((a, b) for a in sorted(near - moved) for b in sorted(there - moved))
         return [(a, b) for a, b in pairs if a != b and not (a in there and b in near)]
 
-    def best_exchange(self, front: list[int], moved: set[int]) -> tuple[float, Pair] | None:
+    def find_improving_exchange(self, front: list[int], moved: set[int]) -> tuple[float, Pair] | None:
         """The best exchange around the last node of the front that has one with a gain, or the best around all."""
         best: tuple[float, Pair] | None = None
         for v in reversed(front):
@@ -114,7 +114,7 @@ class _Matching:
             if total < -slack or len(done) == DEPTH:
                 break
             front = [v for pair in done for v in pair]
-            step = self.best_exchange(front, set(front))
+            step = self.find_improving_exchange(front, set(front))
         for pair in reversed(done[kept:]):
             self.exchange(*pair)
         return most if kept else 0.0

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.objective.bounds import dual_bound
-from torchgw.objective.bounds import gap as gap_of
+from torchgw.objective.bounds import dual_bound, frank_wolfe_gap
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
@@ -142,7 +141,7 @@ def descend_between_factors(
     def finish(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
         """A state with the gap that potentials near its own prove, and what it is to end with."""
         duals = make_consistent(state.cost, duals)
-        gap = agree(lambda: float(gap_of(state.value, dual_bound(*duals, p, q))))
+        gap = agree(lambda: float(frank_wolfe_gap(state.value, dual_bound(*duals, p, q))))
         status = Status.STATIONARY if gap <= tol * state.value else Status.SETTLED
         return replace(state, duals=duals, gap=gap), status
 

@@ -21,7 +21,7 @@ from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.scratch import own, scratch
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.scaling import Scaler, absorb_potentials, finish_scaling, iterate_scaling
+from torchgw.sinkhorn.scaling import Scaler, finish_scaling, iterate_and_absorb, iterate_scaling
 from torchgw.solvers.inner import InitialScaling, as_graph_numbers
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart, adapt_potentials
@@ -91,7 +91,7 @@ def _begin_scaling(
     bound, f = kernel.bind(score), warm.f
     if other.has_divergence and not one.has_divergence:
         f = one.potential(bound.softmin(warm.g, 1))
-    scaled = absorb_potentials(bound, one, other, plan, f, warm.g)
+    scaled = iterate_and_absorb(bound, one, other, plan, f, warm.g)
     return InitialScaling(replace(centred, extra=None), (row, column), one, other, scaled)
 
 

@@ -36,8 +36,8 @@ from torchgw.sinkhorn.scaling import (
     Scaler,
     ScalingRun,
     ScalingState,
-    absorb_potentials,
     finish_scaling,
+    iterate_and_absorb,
     iterate_scaling,
 )
 from torchgw.sinkhorn.sides import LARGEST_RATIO, MarginalConstraint
@@ -228,7 +228,7 @@ def _absorb_start(
     bound, row, column = kernel.bind(score), linear.row, linear.column
     if column.has_divergence and not row.has_divergence:
         f = row.potential(bound.softmin(g, 1))
-    return absorb_potentials(bound, row, column, plan, f, g)
+    return iterate_and_absorb(bound, row, column, plan, f, g)
 
 
 @as_cuda_graph("plan")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchgw.diagnostics.status import History
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
-from torchgw.kernels.shared import SharedKernel, SharedTiles, StreamedKernel, TileReader
+from torchgw.kernels.shared import RankSharedTiles, SharedKernel, StreamedKernel, TileReader
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
@@ -75,7 +75,7 @@ class Kernels:
         """The same with passes over all pairs that ranks share."""
         if ranks.count == 1 or not (isinstance(self.streamed, Kernel) and isinstance(self.tiled, TileKernel)):
             return self
-        return replace(self, streamed=SharedKernel(self.streamed, ranks), tiled=SharedTiles(self.tiled, ranks))
+        return replace(self, streamed=SharedKernel(self.streamed, ranks), tiled=RankSharedTiles(self.tiled, ranks))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,7 +149,7 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
     points = validate.points(name, points)
     if k is not None:
         validate.integer("k", k, least=1)
-        validate.neighbours(name, k, len(points))
+        validate.check_neighbour_count(name, k, len(points))
     if len(points) == 1:
         from scipy.sparse import csr_matrix
 

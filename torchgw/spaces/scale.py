@@ -52,11 +52,12 @@ class ScaledDistances(ABC):
     def with_scale(self: ScaledT, scale: float) -> ScaledT:
         """The same distances divided by ``scale``, a constant."""
         wanted = validate.real("scale", scale, above=0.0)
-        return self._times(self.scale / wanted)._with(scale=wanted, fixed=True)
+        return self._rescale_stored(self.scale / wanted)._with(scale=wanted, fixed=True)
 
     @abstractmethod
-    def _times(self: ScaledT, ratio: float) -> ScaledT:
-        """A copy whose scaled distances are ``ratio`` times these."""
+    def _rescale_stored(self: ScaledT, ratio: float) -> ScaledT:
+        """A copy whose stored distances are ``ratio`` times these, for a caller that sets the scale; of those that are
+        divided by the scale when they are read, a copy."""
 
     def _with(self: ScaledT, **changed: object) -> ScaledT:
         """A copy with other attributes."""
@@ -85,7 +86,7 @@ def largest_of(space: DistanceProvider) -> float:
     return float(getattr(space, "largest", space.scale))
 
 
-def unit_of(spaces: tuple[DistanceProvider, DistanceProvider]) -> float:
+def compute_squared_diameter(spaces: tuple[DistanceProvider, DistanceProvider]) -> float:
     """The square of the largest known scaled distance, beside which energies are small or large; 1 for no distances."""
     return max(largest_of(space) / space.scale for space in spaces) ** 2 or 1.0
 
