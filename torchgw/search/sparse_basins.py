@@ -87,7 +87,7 @@ class HopDistances(ScaledDistances):
         """The same rows in another dtype, on the CPU, where searches run."""
         return self._with(_dtype=dtype)
 
-    def _rescale_stored(self, ratio: float) -> HopDistances:
+    def _rescale_storage(self, ratio: float) -> HopDistances:
         return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def _find_likely_plans(asked: Problem, problem: SparseObjective) -> Iterator[tup
         return
     others = [*_match_by_hops(asked, problem, rng), *_match_by_subtrees(problem)]
     agreement = [_measure_agreement(problem, plan) for _, plan in others]
-    least = PROMISING * max(agreed, *agreement)
+    least = PROMISING * max([agreed, *agreement])
     yield from (other for other, each in zip(others, agreement, strict=True) if each >= least)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, gap
+from torchgw.objective.bounds import c_transform, consistent_bound, dual_bound, frank_wolfe_gap
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device, to_host
@@ -121,7 +121,7 @@ def frank_wolfe(
 
     def update_bounds(state: FrankWolfe) -> FrankWolfe:
         bounds = [plans.bound(state.cost, dual) for dual in state.duals]
-        gaps = gap(state.value, torch.stack([bound for bound, _ in bounds])).tolist()
+        gaps = frank_wolfe_gap(state.value, torch.stack([bound for bound, _ in bounds])).tolist()
         order = sorted(range(len(gaps)), key=gaps.__getitem__)
         return replace(state, duals=tuple(bounds[i][1] for i in order), gap=gaps[order[0]])
 

@@ -141,7 +141,7 @@ class AdjacencyDistances(ScaledDistances):
             return self._map_matrix(lambda matrix: matrix.to(device, dtype))
         return self._map_matrix(lambda matrix: to_device(matrix.to(dtype), device))
 
-    def _rescale_stored(self, ratio: float) -> AdjacencyDistances:
+    def _rescale_storage(self, ratio: float) -> AdjacencyDistances:
         return (
             self if ratio == 1.0 else self._map_matrix(lambda matrix: _entrywise(matrix, lambda values: values * ratio))
         )

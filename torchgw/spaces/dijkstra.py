@@ -80,7 +80,7 @@ class DijkstraDistances(ScaledDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> DijkstraDistances:
         return self._with(_device=device, _dtype=dtype)
 
-    def _rescale_stored(self, ratio: float) -> DijkstraDistances:
+    def _rescale_storage(self, ratio: float) -> DijkstraDistances:
         return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class EuclideanDistances(ScaledDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> EuclideanDistances:
         return self._of(self._x.to(device, dtype))
 
-    def _rescale_stored(self, ratio: float) -> EuclideanDistances:
+    def _rescale_storage(self, ratio: float) -> EuclideanDistances:
         return self._of(self._x * (ratio**0.5 if self.squared else ratio))
 
     def at(self, index: Tensor) -> EuclideanDistances:

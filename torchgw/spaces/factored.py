@@ -68,7 +68,7 @@ class FactoredDistances(ScaledDistances):
         F, signs = to_device(self._F.to(dtype), device), to_device(self._signs.to(dtype), device)
         return self._with(_F=F, _signs=signs, _signed=F * signs if F.is_cuda else None)
 
-    def _rescale_stored(self: FactoredT, ratio: float) -> FactoredT:
+    def _rescale_storage(self: FactoredT, ratio: float) -> FactoredT:
         return self._with(_F=self._F * ratio**0.5, _signed=None)
 
     def at(self: FactoredT, index: Tensor) -> FactoredT:

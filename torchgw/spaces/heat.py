@@ -150,8 +150,8 @@ class HeatDistances(ScaledDistances):
     def size(self) -> int:
         return len(self._label)
 
-    def _rescale_stored(self, ratio: float) -> HeatDistances:
-        return self._with(_space=self._space._rescale_stored(ratio))
+    def _rescale_storage(self, ratio: float) -> HeatDistances:
+        return self._with(_space=self._space._rescale_storage(ratio))
 
     def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
         """Scaled distances as an expression of the points, as in `traced_rows`."""

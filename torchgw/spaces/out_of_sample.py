@@ -57,7 +57,7 @@ class LandmarkRows(ScaledDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkRows:
         return self._with(_rows=self._rows.to(device, dtype), landmarks=self.landmarks.to(device))
 
-    def _rescale_stored(self, ratio: float) -> LandmarkRows:
+    def _rescale_storage(self, ratio: float) -> LandmarkRows:
         return self._with(_rows=self._rows * ratio)
 
     def rows(self, index: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class PrecomputedDistances(ScaledDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistances:
         return self._with(_D=self._D.to(device, dtype))
 
-    def _rescale_stored(self, ratio: float) -> PrecomputedDistances:
+    def _rescale_storage(self, ratio: float) -> PrecomputedDistances:
         return self._with(_D=self._D if ratio == 1.0 else self._D * ratio)
 
     def rows(self, index: Tensor) -> Tensor:

@@ -52,10 +52,10 @@ class ScaledDistances(ABC):
     def with_scale(self: ScaledT, scale: float) -> ScaledT:
         """The same distances divided by ``scale``, a constant."""
         wanted = validate.real("scale", scale, above=0.0)
-        return self._rescale_stored(self.scale / wanted)._with(scale=wanted, fixed=True)
+        return self._rescale_storage(self.scale / wanted)._with(scale=wanted, fixed=True)
 
     @abstractmethod
-    def _rescale_stored(self: ScaledT, ratio: float) -> ScaledT:
+    def _rescale_storage(self: ScaledT, ratio: float) -> ScaledT:
         """A copy whose stored distances are ``ratio`` times these, for a caller that sets the scale; of those that are
         divided by the scale when they are read, a copy."""
 

@@ -36,12 +36,12 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
         return found
     largest, error = _largest(found)
     if largest <= error:
-        found, largest = found._rescale_stored(0.0), 0.0
+        found, largest = found._rescale_storage(0.0), 0.0
     own = positive_scale(largest * space.scale)
     return (
         found._with(largest=own)
         if space.fixed
-        else found._rescale_stored(space.scale / own)._with(scale=own, largest=own)
+        else found._rescale_storage(space.scale / own)._with(scale=own, largest=own)
     )
 
 
@@ -85,7 +85,7 @@ class Subspace(ScaledDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
         return self._with(whole=self.whole.to(device, dtype), index=self.index.to(device))
 
-    def _rescale_stored(self, ratio: float) -> Subspace:
+    def _rescale_storage(self, ratio: float) -> Subspace:
         return self._with(ratio=self.ratio * ratio)
 
     def rows(self, index: Tensor) -> Tensor:
