@@ -43,10 +43,8 @@ QUICK_EVERY = 12  # problems of the net, one of which a quick run takes
 WARMED = 3.0  # seconds of a first solve of a kind
 LONGEST = 20.0  # seconds of a problem with all mechanisms; a longer one is left out
 FEW = 6  # quick problems, below which slow ones count as well
-PATIENCE, LEAST_PATIENCE = (
-    20.0,
-    30.0,
-)  # times the seconds with a mechanism, and seconds, after which a solve is given up
+PATIENCE = 20.0  # times the seconds with a mechanism, after which a solve is given up,
+LEAST_PATIENCE = 30.0  # but after so many seconds at the earliest
 ROOT = Path(__file__).parent.parent
 CODE = ("torchgw/**/*.py", "benchmarks/net.py")
 

@@ -563,10 +563,8 @@ def result_of(
     differentiated : what gradients come from, with a gradient mode.
     """
     mass, model, values, supervision = request.mass, request.model, solution.values, request.supervision
-    unit, alone = (
-        compute_squared_diameter(spaces),
-        ranks_of(spaces[0]).count == 1,
-    )  # of distances that are shared no rank has all
+    # Of distances that are shared no rank has all.
+    unit, alone = compute_squared_diameter(spaces), ranks_of(spaces[0]).count == 1
     estimated = solution.gradient == "sampled"
     return GWResult(
         coupling=solution.coupling.times(mass),
