@@ -16,13 +16,12 @@ terms are removed first, so that gamma = step / |gradient|_oo^2 measures what mo
 objective falls and is cut where it would not.
 
 Equal components are a saddle point, and so, nearly, are components of independent noise, whose differences average out
-over many points. So the first factors follow the spaces (`warm_factors`): they group the cells of a coarse plan by
-their mutual distances and send each group where the plan sends it, blurred, so that mirror descent, which only
-rescales, can change it.
+over many points. So the first factors follow the spaces (`warm_factors`): they group the cells of a coarse plan that
+lie close together and send each group where the plan sends it, blurred, so that mirror descent, which only rescales,
+can change it.
 
 Sources: M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using low rank couplings and costs",
-2022; M. Scetbon, M. Cuturi, "Low-rank optimal transport: approximation, statistics and debiasing", 2022 (step sizes);
-H.-S. Park, C.-H. Jun, "A simple and fast algorithm for K-medoids clustering", 2009.
+2022; M. Scetbon, M. Cuturi, "Low-rank optimal transport: approximation, statistics and debiasing", 2022 (step sizes).
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from torch import Tensor
 
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels.sampling import draw
 from torchgw.objective.exact import factored_mean_square
 from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
@@ -53,7 +51,6 @@ MOST_CUTS = 30
 PROJECTION_TOL, USABLE, MOST_SWEEPS = 1e-9, 1e-6, 100
 BLUR = 0.1
 NOISE, LEAST = 0.05, 1e-3
-MEDOID_ROUNDS = 20
 
 
 def solve_low_rank(
@@ -267,8 +264,9 @@ def warm_factors(
 ) -> LowRankFactors:
     """The components that a plan between cells of the two spaces suggests.
 
-    The source's cells are grouped around medoids, one group for each component, and component c takes mass from group c
-    to where the plan sends it. Where the rank exceeds the number of cells, the heaviest cells have several components.
+    The source's cells are grouped by k-means of their factors, one group for each component, and component c takes mass
+    from group c to where the plan sends it. Where the rank exceeds the number of cells, the heaviest cells have several
+    components.
 
     Parameters
     ----------
@@ -279,11 +277,12 @@ def warm_factors(
 
     Notes
     -----
-    O(n_X^2 (r + r_X) + n_X n_Y r + (N + K) r + N r_X) time.
+    O(n_X r r_X + n_X n_Y r + (N + K) r + N r_X) time.
     """
     rows, columns = cells
     plan = plan.to(p) / plan.sum().to(p)
-    group = group_cells(_mean_distances(source, rows, p, len(plan)), plan.sum(1), options.rank, generator)
+    means = Cells(rows, len(plan)).means(_factors(source, p)[0], p)
+    group = group_cells(means, plan.sum(1), options.rank, generator)
     from_plan = plan.T @ group
     from_plan /= from_plan.sum(1, keepdim=True)
     g = plan.sum(1) @ group
@@ -294,49 +293,19 @@ def warm_factors(
     return LowRankFactors(Q, R, g)
 
 
-def group_cells(distances: Tensor, mass: Tensor, rank: int, generator: torch.Generator) -> Tensor:
+def group_cells(points: Tensor, mass: Tensor, rank: int, generator: torch.Generator) -> Tensor:
     """Shares (n, rank) of each cell in ``rank`` groups of cells that lie close together; rows sum to one.
 
-    k-medoids of the squared distances (n, n), weighted by ``mass`` (n,) > 0, from k-means++ seeds.
+    k-means of the points (n, d), weighted by ``mass`` (n,) > 0; where fewer differ, the heaviest have several groups.
     """
-    squares = distances.square().fill_diagonal_(0.0)
-    medoids, nearest = draw(mass, 1, generator), torch.full_like(mass, torch.inf)
-    for _ in range(min(rank, len(mass)) - 1):
-        nearest = torch.minimum(nearest, squares[medoids[-1]])
-        nearest[medoids[-1]] = 0.0
-        weight = mass * nearest
-        unused = mass.index_fill(0, medoids, 0.0)
-        medoids = torch.cat((medoids, draw(weight if bool(weight.any()) else unused, 1, generator)))
-    label = _nearest(squares, medoids)
-    for _ in range(MEDOID_ROUNDS):
-        members = torch.nn.functional.one_hot(label, len(medoids)).to(mass) * mass[:, None]
-        inside = torch.where(members.T > 0, (squares @ members).T, torch.inf)
-        medoids = inside.argmin(1)
-        last, label = label, _nearest(squares, medoids)
-        if torch.equal(last, label):
-            break
-    shares = torch.nn.functional.one_hot(label, len(medoids)).to(mass)
-    parts = _count_components(mass @ shares, rank)
+    from sklearn.cluster import KMeans  # late: it takes long to import
+
+    points = torch.nn.functional.pad(points, (0, 1))  # of factors that may have no column
+    seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
+    count = min(rank, len(torch.unique(points, dim=0)))
+    found = KMeans(count, n_init=1, random_state=seed).fit(points.cpu().numpy(), sample_weight=mass.cpu().numpy())
+    shares = torch.nn.functional.one_hot(torch.from_numpy(found.labels_).long()).to(mass)
+    weight, parts = mass @ shares, torch.ones(shares.shape[1], dtype=torch.int64, device=mass.device)
+    for _ in range(rank - len(parts)):
+        parts[(weight / parts).argmax()] += 1
     return (shares / parts).repeat_interleave(parts, dim=1)
-
-
-def _nearest(squares: Tensor, medoids: Tensor) -> Tensor:
-    """Position of the nearest medoid of each cell; a medoid's own is itself."""
-    label = squares[medoids].argmin(0)
-    label[medoids] = torch.arange(len(medoids), device=medoids.device)
-    return label
-
-
-def _count_components(mass: Tensor, rank: int) -> Tensor:
-    """How many components each group gets, ``rank`` in all: one, and the heaviest more."""
-    parts = torch.ones_like(mass, dtype=torch.int64)
-    for _ in range(rank - len(mass)):
-        parts[(mass / parts).argmax()] += 1
-    return parts
-
-
-def _mean_distances(space: DistanceProvider, label: Tensor, mass: Tensor, count: int) -> Tensor:
-    """Mean distances (n, n) between the points of cells, from the factors of their space."""
-    F, signs = _factors(space, mass)
-    mean = Cells(label, count).means(F, mass)
-    return ((mean * signs) @ mean.T).clamp_min(0.0)
