@@ -29,7 +29,7 @@ import torchgw
 from torchgw.batched import annealing, polish
 from torchgw.batched import solve as batch
 from torchgw.kernels.kernel import relax
-from torchgw.objective import leading
+from torchgw.objective import matching
 from torchgw.objective.linearise import gradient_of
 from torchgw.search import (
     anneal,
@@ -80,6 +80,7 @@ from torchgw.solvers import (
     transport_lp,
     warm_start,
 )
+from torchgw.spaces import low_rank as low_rank_spaces
 from torchgw.spaces import quantisation
 from torchgw.strategies import (
     cells,
@@ -694,8 +695,8 @@ MECHANISMS = (
     Mechanism(
         "few-entries",
         "Gradients of plans with few entries take one product instead of two.",
-        (leading.MatchingGradient,),
-        (none((leading.MatchingGradient, "of")),),
+        (matching.MatchingGradient,),
+        (none((matching.MatchingGradient, "of")),),
         GRADIENT,
         True,
     ),
@@ -834,36 +835,23 @@ MECHANISMS = (
         False,
         "gradients",
     ),
-    # Leading factors.
+    # Factors near distances.
     Mechanism(
-        "leading-gradient",
-        "Leading factors of stored distances have the gradient while products take long.",
-        (leading.SurrogateGradient, leading.compute_surrogate_factors, smooth._correct_factors),
-        (never((problem, "should_use_surrogate")),),
+        "surrogate-gradient",
+        "Solves begin between factors near stored distances where products of these take long.",
+        (problem.make_surrogate, dense._leave_surrogate, low_rank_spaces),
+        (none((dense, "make_surrogate")),),
         FACTORS,
         True,
     ),
     Mechanism(
         "surrogate-spaces",
-        "Spaces without factors stream between leading factors.",
+        "Spaces without factors stream between factors near their distances.",
         (surrogate,),
         (none(surrogate.make_surrogate),),
         FACTORS,
         True,
         "kinds",
-    ),
-    Mechanism(
-        "corrections",
-        "The gradient of leading factors is corrected to the exact one where it ends.",
-        (smooth._correct_factors,),
-        (
-            constant(sharp, "CORRECTIONS", 0),
-            constant(smooth, "CORRECTIONS", 0),
-            seen(leading.SurrogateGradient.with_correction_at),
-            seen(leading.SurrogateGradient.with_correction_at_sparse),
-        ),
-        FACTORS,
-        True,
     ),
     # Sparse graphs.
     Mechanism(

@@ -41,10 +41,10 @@ from benchmarks.verify import fingerprint
 from torchgw import GWOptions, GWResult, SpaceOptions, Supervision, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
-from torchgw.objective import certify, leading
+from torchgw.objective import certify
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.leading import MatchingGradient, SurrogateGradient
-from torchgw.objective.permuted import ExactPermutations, FactoredPermutations
+from torchgw.objective.matching import MatchingGradient
+from torchgw.objective.permuted import FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.assignment import Cross
@@ -108,18 +108,12 @@ def _of_plans(_: Any, plan: Any, *__: Any) -> tuple[int, ...]:
 EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (ExactGradient, "cost", _of_terms),
     (ExactGradient, "cost_from_factored_plan", _of_terms),
-    (SurrogateGradient, "with_correction_at", _of_terms),
-    (SurrogateGradient, "with_correction_at_sparse", _of_terms),
-    (leading, "stored_cost", _of_terms),
-    (certify, "stored_cost", _of_terms),
     (certify, "assemble_factored_cost", lambda left, right, *_: (len(left[0]), len(right[0]))),
     (MatchingGradient, "__call__", _of_exact),
     (MatchingGradient, "change", _of_exact),
     (MatchingGradient, "cross", _of_exact),
     (FactoredPermutations, "cost_of", _of_terms),
     (FactoredPermutations, "update_cost", _of_terms),
-    (ExactPermutations, "cost_of", _of_terms),
-    (ExactPermutations, "update_cost", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),

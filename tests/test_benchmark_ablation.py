@@ -21,10 +21,9 @@ from benchmarks.mechanisms import CORE, MECHANISMS, PACKAGE, named, observed, sw
 from torchgw import GWOptions, Implicit, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Partial, SemiRelaxed, Unbalanced
-from torchgw.objective import leading
 from torchgw.search import crossing
 from torchgw.search.full_starts import PRODUCT
-from torchgw.solvers import factored_transport
+from torchgw.solvers import factored_transport, problem
 from torchgw.strategies import sharp
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # solves without a mechanism may well warn
@@ -117,10 +116,10 @@ LARGE = {
     "weighted-level-modes",
     "vertex-levels",
     "flows",
-    "leading-gradient",
+    "surrogate-gradient",
     "surrogate-spaces",
 }
-LARGE |= {"corrections", "between-factors", "permutations", "curves", "cells-of-curves", "newton", "sharpening"}
+LARGE |= {"between-factors", "permutations", "curves", "cells-of-curves", "newton", "sharpening"}
 LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "graded-models", "landmarks-farthest"}
@@ -203,7 +202,7 @@ def test_a_solve_ends_without_a_mechanism_fast(name, case):
     [
         ({(factored_transport, "MOST_MASSES"): 100}, {"flows"}),
         ({(sharp, "FACTORED_PAIRS"): 100}, {"between-factors"}),
-        ({(leading, "DENSE_WORK"): {"cpu": 0.0}}, {"leading-gradient", "corrections"}),
+        ({(problem, "SLOW_WORK"): {"cpu": 0.0}}, {"surrogate-gradient"}),
         ({}, {"newton"}),
     ],
 )
@@ -215,7 +214,7 @@ def test_what_large_problems_consult_is_switched_off_too(monkeypatch, limits, na
         "between-factors": partial(
             curves, 60, 70, distances="landmark", options=GWOptions(strategy="dense"), epsilon=0.0
         ),
-        "leading-gradient": partial(clouds, 60, 70, epsilon=5e-3),
+        "surrogate-gradient": partial(clouds, 60, 70, epsilon=5e-3),
         "newton": differentiated,
     }[sorted(names)[-1]]
     with observed() as counts:

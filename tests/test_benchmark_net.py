@@ -18,7 +18,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.leading import SurrogateGradient
+from torchgw.objective.matching import MatchingGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
@@ -116,12 +116,11 @@ def test_each_conditional_gradient_step_counts_once():
 
 
 def test_evaluations_within_another_and_those_of_other_plans_are_told_apart():
-    gradient, plan, p, q = plain(12, 9)
+    gradient, plan, p, _ = plain(12, 9)
     few, corner, r, s = plain(5, 4)
-    led = SurrogateGradient(gradient, p, q, torch.Generator().manual_seed(0))
     loss = PairLoss.of(SQUARE, distances(5, 0), distances(4, 1))
     with net.evaluations() as counted:
-        led.with_correction_at(plan, p)  # which calls two others
+        MatchingGradient(gradient)(plan, p)  # which calls another
         gradient(plan, p)
         few(corner, r)
         loss.cost(corner.plan.expand(3, 5, 4), r.expand(3, 5), s.expand(3, 4))

@@ -18,7 +18,6 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap, monotone_coupling
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import SurrogateGradient
 from torchgw.objective.permuted import FactoredPermutations, make_permutation_objective
 from torchgw.persist.watch import Watch
 from torchgw.solvers import frank_wolfe as solver
@@ -27,7 +26,7 @@ from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.permutations import descend_permutations
 from torchgw.solvers.transport_lp import TransportError, Vertex, estimate_duals, transport
-from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces import EuclideanDistances, PrecomputedDistances
 
 
 def descended(
@@ -349,28 +348,19 @@ def _small() -> object:
     return GWOptions(max_memory=8 * 250**2)
 
 
-def permuted(n: int, led: bool) -> tuple[FactoredPermutations, torch.Tensor, torch.Tensor]:
-    """Permutations between n noisy points, by leading factors or by the products these lead to, and the distances."""
+def permuted(n: int) -> tuple[FactoredPermutations, torch.Tensor, torch.Tensor]:
+    """Permutations between n noisy points by their squared distances, and these."""
     p, draws = torch.full((n,), 1 / n, dtype=torch.float64), torch.Generator().manual_seed(4)
     X = torch.randn(n, 3, dtype=torch.float64, generator=draws)
     Y = X[torch.randperm(n, generator=draws)] + 0.01 * torch.randn(n, 3, dtype=torch.float64, generator=draws)
-    D, E = (torch.cdist(points, points) / 8 for points in (X, Y))
-    exact = ExactGradient(*(PrecomputedDistances.stored_matrix(matrix, 1.0) for matrix in (D, E)), p, p)
-    leading = SurrogateGradient(exact, p, p, draws)
-    found = make_permutation_objective(leading)
+    spaces = [EuclideanDistances(points / 8, squared=True) for points in (X, Y)]
+    found = make_permutation_objective(ExactGradient(spaces[0], spaces[1], p, p))
     assert found is not None
-    sides = ((found.left, D), (found.right, E))
-    return found if led else found.with_distances(D, E), *(dense_of(side, led) for side in sides)
+    return found, *(space.rows(torch.arange(n)) for space in spaces)
 
 
-def dense_of(side: tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor], led: bool) -> torch.Tensor:
-    (F, signs), D = side
-    return (F * signs) @ F.T if led else D
-
-
-@pytest.mark.parametrize("led", [True, False])
-def test_the_cost_of_permutations_and_its_changes_are_those_of_their_plans(led: bool) -> None:
-    found, D, E = permuted(90, led)
+def test_the_cost_of_permutations_and_its_changes_are_those_of_their_plans() -> None:
+    found, D, E = permuted(90)
     one = torch.randperm(90, generator=torch.Generator().manual_seed(1))
     few, all_others = one.clone(), one.flip(0)
     few[:7] = one[:7].roll(1)
@@ -380,9 +370,8 @@ def test_the_cost_of_permutations_and_its_changes_are_those_of_their_plans(led: 
         torch.testing.assert_close(cost, -2 / 90 * D @ E[new], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("led", [True, False])
-def test_permutations_end_where_none_is_better_to_first_order(led: bool) -> None:
-    found, D, E = permuted(120, led)
+def test_permutations_end_where_none_is_better_to_first_order() -> None:
+    found, D, E = permuted(120)
     dual, history = torch.zeros(120, dtype=torch.float64), History()
     start = torch.randperm(120, generator=torch.Generator().manual_seed(2))
     end, status = descend_permutations(found, start, dual, Loop(Watch(), history, 100, 1e-9))

@@ -23,7 +23,7 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.losses import LOSSES
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import MatchingGradient
+from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.model_form import ModelForm

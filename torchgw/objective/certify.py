@@ -19,7 +19,6 @@ from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, lowest_cost, second_bound
 from torchgw.objective.exact import ExactGradient, assemble_factored_cost, factored_quadratic
-from torchgw.objective.leading import should_use_surrogate, stored_cost
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
@@ -74,12 +73,7 @@ def read_dense_plan(
     elif is_affordable(*spaces, max_memory):
         gradient = ExactGradient(*spaces, rows, columns, model.loss)
         means = gradient.a, gradient.b
-        # Products of centred distances are small: float32 leaves an error of 1e-9 in them, and takes half the time.
-        cost = (
-            stored_cost(gradient, stored, rows, dtype=torch.float32)
-            if should_use_surrogate(gradient)
-            else gradient(stored, rows)
-        )
+        cost = gradient(stored, rows)
         expected = mean_cost(cost, stored, rows, columns)
         quadratic = Objective(expected, True, 0.0)
     else:

@@ -1,7 +1,7 @@
 """Which strategy and kernels a problem takes, and whether what it stores fits, before anything is built.
 
 A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); where neither
-space has factors, some that lead make iterations of the exact gradient cheap (`torchgw.objective.leading`).
+space has factors, some that lead make iterations of the exact gradient cheap (`torchgw.objective.matching`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from torch import Tensor
 from torchgw.diagnostics.evidence import APART
 from torchgw.linalg.centring import factored_modes
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import compute_surrogate_factors
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.search.anneal import NEAR, CoarseBasin, LandmarkSolution, is_clear_minimum
@@ -31,6 +30,7 @@ from torchgw.search.lift import lift
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.low_rank import approximate_distances
 from torchgw.spaces.quantisation import Landmarks, choose_landmarks
 from torchgw.types import DistanceProvider
 
@@ -157,8 +157,7 @@ class WeightedLevel:
     def _leading_modes(self, space: DistanceProvider, mass: Tensor) -> Tensor | None:
         factors = space.factors()
         if factors is None and isinstance(space, PrecomputedDistances):
-            led = compute_surrogate_factors(space.matrix, mass, self.whole.generator, most=N_MODES)
-            factors = led.F, led.signs
+            factors = approximate_distances(space, mass, self.whole.generator, 0.0, N_MODES).space.factors()
         return None if factors is None else factored_modes(*factors, mass, N_MODES)
 
     def _run_steps(self, candidate: Candidate, start: WarmStart, epsilon: float, steps: int) -> LevelCandidate:

@@ -5,7 +5,7 @@ for pairs of points.
 
 see `torchgw.solvers.frank_wolfe`, whose steps these are, and `torchgw.solvers.factored_transport`. The first vertex
 replaces the plan that led to it, which may have all entries; a plan has those of the vertices that it is made of. Where
-factors only lead, their cost has a stored part that makes it exact at one plan, see `torchgw.objective.leading`.
+factors only lead, their cost has a stored part that makes it exact at one plan, see `torchgw.objective.matching`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from torchgw.couplings.rounding import round_plan
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.marginals import Partial, Unbalanced
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import MatchingGradient
+from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans

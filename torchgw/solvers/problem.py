@@ -16,16 +16,9 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.shared import RankSharedTiles, SharedKernel, StreamedKernel, TileReader
 from torchgw.kernels.softmin_tiles import TileKernel
+from torchgw.losses import SQUARE
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import (
-    MOST_LEFT,
-    RESIDUAL,
-    SHARP_RESIDUAL,
-    VERTEX_WORK,
-    SurrogateGradient,
-    should_use_surrogate,
-)
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, restore_memory
@@ -41,13 +34,19 @@ from torchgw.solvers.model_form import make_search_models
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_lp import equal_masses
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.types import DistanceProvider
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.low_rank import approximate_distances
+from torchgw.types import DistanceProvider, is_metric, multiplies
 
 Result = TypeVar("Result")
 ProblemT = TypeVar("ProblemT", bound="Problem")
 
 SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
 AUTO_START = 0.01  # of what there is to gain, where an epsilon that is left to the solve begins
+# Multiplications of products of stored distances with a plan, from which factors near the distances pay, and between
+# unequal masses without entropy; the residual that these factors should leave, and may leave, in each case.
+SLOW_WORK, VERTEX_WORK = {"cpu": 4e10, "cuda": 4e12}, 5e9
+RESIDUAL, SHARP_RESIDUAL, MOST_LEFT = 0.02, 0.0025, 0.05
 STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
 
 
@@ -236,18 +235,10 @@ def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> 
 
 
 def make_gradient(problem: Problem) -> Gradient:
-    """The exact gradient, with leading factors where its products take long, or the sampled one with landmark control
-    variates; of the model's objective."""
+    """The exact gradient, or the sampled one with landmark control variates; of the model's objective."""
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
-        exact = ExactGradient(*problem.spaces, p, q, model.loss)
-        vertices = (
-            problem.has_no_entropy and model.is_standard and not equal_masses(*(mass.numpy() for mass in to_host(p, q)))
-        )
-        if not should_use_surrogate(exact, VERTEX_WORK if vertices else None):
-            return gradient_of(model, exact)
-        leading = SurrogateGradient(exact, p, q, generator, SHARP_RESIDUAL if vertices else RESIDUAL)
-        return gradient_of(model, leading if leading.residual <= MOST_LEFT or should_use_surrogate(exact) else exact)
+        return gradient_of(model, ExactGradient(*problem.spaces, p, q, model.loss))
     controls = None
     if sampling.n_control > 0:
         x, y = (
@@ -256,3 +247,49 @@ def make_gradient(problem: Problem) -> Gradient:
         )
         controls = x, y
     return gradient_of(model, SampledGradient(*problem.spaces, sampling, generator, controls))
+
+
+def products_are_slow(problem: Problem, work: float | None = None) -> bool:
+    """Whether the exact gradient takes products of stored metrics with a plan of more than so many multiplications, by
+    default so many that they take most of a solve."""
+    (n, k), device = (space.size for space in problem.spaces), problem.p.device.type
+    metrics = all(map(is_metric, problem.spaces)) and not any(map(multiplies, problem.spaces))
+    slow = n * k * (n + k) > (SLOW_WORK.get(device, SLOW_WORK["cpu"]) if work is None else work)
+    return slow and metrics and problem.exact and problem.model.loss is SQUARE
+
+
+def approximate_spaces(
+    problem: Problem, residual: float, accepted: float, most: int | None = None
+) -> tuple[DistanceProvider, DistanceProvider] | None:
+    """The spaces, those without factors by factors that leave at most a ``residual`` of their distances, or the
+    ``most`` of them; None where those of one leave more than what is ``accepted``."""
+    found = list[DistanceProvider]()
+    for space, mass in zip(problem.spaces, problem.model.masses, strict=True):
+        if space.factors() is None:
+            narrow = space.to(mass.device, loop_dtype(problem.options.mixed_precision))
+            stored = PrecomputedDistances.of(narrow, mass.device)
+            space, left = approximate_distances(stored, mass, problem.generator, residual, most)
+            if left > accepted:
+                return None
+        found.append(space)
+    return found[0], found[1]
+
+
+def make_surrogate(problem: StoredProblem) -> StoredProblem | None:
+    """The same problem with the gradient of factors near the distances, where products of these take long; without
+    entropy between unequal masses, whose vertices are found without matrices then, from less on."""
+    model, options = problem.model, problem.options
+    equal = equal_masses(*(mass.numpy() for mass in to_host(*model.masses)))
+    vertices = problem.has_no_entropy and model.is_standard and not equal
+    if any(space.factors() is not None for space in problem.spaces) or not products_are_slow(
+        problem, VERTEX_WORK if vertices else None
+    ):
+        return None
+    accepted = math.inf if products_are_slow(problem) else MOST_LEFT
+    spaces = approximate_spaces(problem, SHARP_RESIDUAL if vertices else RESIDUAL, accepted)
+    if spaces is None:
+        return None
+    wide = [space.to(problem.p.device, torch.float64) for space in spaces]
+    own = None if problem.wide is None else ExactGradient(wide[0], wide[1], *model.masses)
+    narrow = ExactGradient(*spaces, *model.masses_in(loop_dtype(options.mixed_precision)))
+    return replace(problem, gradient=gradient_of(model, narrow), wide=own)

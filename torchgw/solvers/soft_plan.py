@@ -43,8 +43,8 @@ from torchgw.kernels.softmin_dense import reference as dense_kernel
 from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.linearise import Weights
+from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sparse import SparseObjective
 from torchgw.objective.value import Objective, objective

@@ -24,7 +24,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, make_product_starts, make_unregularized_starts
 from torchgw.search.initial_guesses import draw_random_plans
-from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, run_fixed_point
+from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, make_surrogate, run_fixed_point
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
@@ -33,6 +33,7 @@ from torchgw.strategies.escape import SaddleCheck, escape_saddle, should_check_s
 from torchgw.strategies.sharp import (
     descend_model,
     descend_unregularized,
+    go_on_unregularized,
     sharpen,
     sharpen_model,
     single_pair_plan,
@@ -87,6 +88,7 @@ def solve_dense(
     if asked.has_no_entropy or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     ladder: tuple[Rung, ...] = ()
+    between = make_surrogate(problem) or problem
     if streamed is None:
         begun = (
             begin
@@ -95,16 +97,18 @@ def solve_dense(
                 if asked.model.is_standard or not asked.has_no_entropy
                 else _search_and_descend_model
             )
-        )(problem)
+        )(between)
         solution, basins, ladder, searched = begun.solution, begun.basins, begun.ladder, began + begun.seconds
         if asked.auto:
-            solution = continue_in_epsilon(problem, solution, time.perf_counter() - searched, solve_entropic)
+            solution = continue_in_epsilon(between, solution, time.perf_counter() - searched, solve_entropic)
     else:
         solution, searched, basins = streamed, began, streamed.basins
     if asked.sharpens:
-        solution = sharpen(problem, solution)
+        solution = sharpen(between, solution)
     if solution is streamed:
         return streamed
+    if between is not problem and not problem.watch.should_skip():
+        solution = problem.stage("exact", partial(_leave_surrogate, problem, solution))
     model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
     second = SaddleCheck(solution)
     if should_check_saddle(problem, solution, model.epsilon):
@@ -129,6 +133,19 @@ def solve_dense(
         ladder=ladder,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )
+
+
+def _leave_surrogate(problem: StoredProblem, found: Solution) -> Solution:
+    """Where the exact gradient leads from the solution between factors."""
+    if found.warm_start is None:
+        last = go_on_unregularized(problem, found)
+    else:
+        exact = problem.with_epsilon(found.path[-1].epsilon if found.path else problem.epsilon)
+        start, plan = found.warm_start.to(problem.masses[0].dtype), DenseCoupling(found.plan.to(problem.masses[0]))
+        start = replace(start, cost=exact.gradient(plan, problem.masses[0]))
+        last = solve_entropic(exact, start, found.history.copy()).add_iterations(found)
+    path = found.path and (*found.path[:-1], replace(found.path[-1], value=max(last.energy, 0.0)))
+    return replace(last, path=path)
 
 
 def _search_and_descend(problem: StoredProblem) -> InitialSolution:

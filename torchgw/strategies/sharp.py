@@ -2,8 +2,8 @@
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between equal masses vertices are permutations, and where both spaces have factors, their own or leading ones, so are
-all plans (`torchgw.solvers.permutations`): these lead to an end, from which the exact gradient goes on.
+Between equal masses vertices are permutations, and where both spaces have factors, so are all plans
+(`torchgw.solvers.permutations`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +23,8 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform
-from torchgw.objective.exact import ExactGradient, dense
-from torchgw.objective.leading import MOST_LEFT, MatchingGradient, SurrogateGradient
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import to_host
@@ -53,10 +53,9 @@ RATIO = 0.5
 STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
-TOLERANCE, SURROGATE_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value; between factors that only lead
+TOLERANCE, SURROGATE_TOLERANCE = 1e-6, 1e-4  # of the Frank-Wolfe gap, over the value; of models that lead to another
 EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
-CORRECTIONS = 10  # of leading factors at the ends that they lead to
 NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 FIRST = 1  # step, that says which of several plans leads lowest
 
@@ -103,6 +102,15 @@ def descend_unregularized(problem: StoredProblem, start: WarmStart) -> Solution:
     return _improve_by_exchanges(problem, descent, found)
 
 
+def go_on_unregularized(problem: StoredProblem, found: Solution) -> Solution:
+    """Where conditional gradients lead from an end of others, and exchanges of matches."""
+    assert found.dual is not None
+    limit = len(found.history.iteration) + problem.options.stopping.max_iter
+    descent = _Descent(problem, found.history.copy(), limit)
+    last = _improve_by_exchanges(problem, descent, descent.solve(found.plan, found.dual, True))
+    return replace(last.add_iterations(found), precision_warning=found.precision_warning)
+
+
 def take_first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
     """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
     assert start.plan is not None
@@ -111,7 +119,7 @@ def take_first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
     dual = start.column_dual(problem.masses[1])
     if problem.model.is_standard:
         return frank_wolfe(
-            descent.first_gradient, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.make_loop()
+            descent.exact_gradient, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.make_loop()
         )[0]
     form = descent.model_forms[0]
     found, _ = frank_wolfe(
@@ -208,19 +216,6 @@ def _anneal(
     return problem.stage(f"anneal-{step}", whole)
 
 
-class _FactoredEnd(NamedTuple):
-    """Where descents between factors ended.
-
-    descent : the plan, its cost and potentials.
-    status : why.
-    is_exact : whether the cost is the exact one.
-    """
-
-    descent: FactoredDescent
-    status: Status
-    is_exact: bool
-
-
 @dataclass(frozen=True)
 class _Descent:
     """Conditional gradients one after the other, that go on with one history.
@@ -239,15 +234,7 @@ class _Descent:
         """The gradient that decides, of plans of few entries where products of stored matrices take long."""
         wide = self.problem.wide
         assert wide is not None
-        long = wide.a.device.type == "cpu" or isinstance(self.problem.quadratic, SurrogateGradient)
-        return (MatchingGradient.of(wide) if long else None) or wide
-
-    @property
-    def first_gradient(self) -> ExactGradient | MatchingGradient:
-        """The gradient that leads most of the way: between leading factors where the problem has some."""
-        leading, wide = self.problem.quadratic, self.problem.wide
-        assert wide is not None
-        return leading.to(torch.float64, wide) if isinstance(leading, SurrogateGradient) else self.exact_gradient
+        return (MatchingGradient.of(wide) if wide.a.device.type == "cpu" else None) or wide
 
     def make_loop(self, tol: float = TOLERANCE) -> Loop:
         """The next loop, for the iterations that are left."""
@@ -272,11 +259,9 @@ class _Descent:
         assert wide is not None
         if not problem.model.is_standard:
             return self.solve_model(plan, dual, False, rough)
-        leading, first = isinstance(problem.quadratic, SurrogateGradient), self.first_gradient
         matched = None
         if equal_masses(*(mass.numpy() for mass in to_host(p, q))):
-            factored = first if isinstance(first, ExactGradient) else wide
-            matched = self._solve_by_permutations(factored, wide if leading else None, plan, dual, kept)
+            matched = self._solve_by_permutations(wide, plan, dual, kept)
         found: FrankWolfe | PermutationState | FactoredDescent
         between, cost, exact = None, None, self.exact_gradient
         if matched is not None:
@@ -284,19 +269,11 @@ class _Descent:
             plan, dual = found.plan, found.dual + wide.b
         else:
             plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
-            between = self._solve_between_factors(first, plan, dual, kept)
-        if matched is not None and matched[0].whole:
-            cost = FactoredCost.from_matrix(matched[0].cost, wide.a, wide.b) if leading else None
-        elif between is not None and between.is_exact:
-            found, status = between.descent, between.status
+            between = self._solve_between_factors(wide, plan, dual, kept)
+        if between is not None:
+            found, status = between
             plan, dual = found.plan.to_dense(), found.duals[1]
-            cost = found.cost if leading else None
-        else:
-            if between is not None:
-                plan, dual = between.descent.plan.to_dense(), between.descent.duals[1]
-            elif leading and matched is None:
-                led, _ = self.run_stage("led", partial(frank_wolfe, first, plan, dual, TransportPlans(p, q)))
-                plan, dual = led.plan, led.duals[0]
+        elif matched is None or not matched[0].whole:
             found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.make_loop())
             plan, dual = found.plan, found.duals[0]
             if isinstance(exact, MatchingGradient):
@@ -345,56 +322,36 @@ class _Descent:
         )
 
     def _solve_between_factors(
-        self, first: ExactGradient | MatchingGradient, plan: Tensor, dual: Tensor, kept: bool
-    ) -> _FactoredEnd | None:
-        """From vertex to vertex by a gradient between factors, which is corrected to the exact one at its ends where it
-        leads, until one stays; None where spaces have none, points are few or without mass, or where the end is above a
-        plan to be ``kept``."""
+        self, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool
+    ) -> tuple[FactoredDescent, Status] | None:
+        """From vertex to vertex by a gradient between factors; None where spaces have none, points are few or without
+        mass, or where the end is above a plan to be ``kept``."""
         p, q = self.problem.model.masses
         many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
-        if isinstance(first, MatchingGradient) or not many or min(p.min(), q.min()) <= 0:
+        if not many or min(p.min(), q.min()) <= 0 or self.problem.watch.should_skip():
             return None
-        if first.source.factors() is None or first.target.factors() is None or self.problem.watch.should_skip():
-            return None
-        if isinstance(first, SurrogateGradient) and first.residual > MOST_LEFT:
+        if exact.source.factors() is None or exact.target.factors() is None:
             return None
         coupling = DenseCoupling(plan)
-        cost = first(coupling, p)
+        cost = exact(coupling, p)
         order = Order.of(cost)
         duals = c_transform(cost, dual, q), dual
         start = VertexStart(cost, duals, north_west_corner(order, plan.argmax(0), p, q))
-        tol = SURROGATE_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
         try:
-            found, status = self.run_stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
+            found, status = self.run_stage("led", partial(descend_between_factors, exact, start, order, p, q))
         except TransportError as error:
             logger.info("%s; whole matrices go on", error)
             return None
         if kept and found.value > float(mean_cost(cost, coupling, p, q)):
             return None
-        if not isinstance(first, SurrogateGradient):
-            return _FactoredEnd(found, status, True)
-        lowest, best = math.inf, found
-        for number in range(CORRECTIONS):
-            if self.problem.watch.should_skip():
-                break
-            first = first.with_correction_at_sparse(found.plan, p)
-            value = float(mean_cost(first(found.plan, p), found.plan, p, q))
-            if value >= lowest:
-                break
-            lowest, best = value, found
-            arguments = first, found, order, p, q
-            found, status = self.run_stage(f"correct-{number}", partial(descend_between_factors, *arguments))
-            moved = abs(found.plan.matrix - best.plan.matrix).sum()
-            if moved <= NEGLIGIBLE * float(p.sum()):
-                return _FactoredEnd(found, status, True)
-        return _FactoredEnd(best, status, False)
+        return found, status
 
     def _solve_by_permutations(
-        self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
+        self, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool
     ) -> tuple[PermutationState, Status] | None:
-        """From permutation to permutation, by a gradient between factors and then by the ``exact`` one where that is
-        another; None where spaces have none, or where the first permutation is above a plan to be ``kept``."""
-        matches = make_permutation_objective(first)
+        """From permutation to permutation between factors; None where spaces have none, or where the first permutation
+        is above a plan to be ``kept``."""
+        matches = make_permutation_objective(exact)
         if matches is None:
             return None
         p, gradient = self.problem.masses[0], self.problem.quadratic
@@ -404,8 +361,4 @@ class _Descent:
         match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
         if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
             return None
-        found, status = self.run_stage("permuted", partial(descend_permutations, matches, match, dual - first.b))
-        if exact is None:
-            return found, status
-        led = matches.with_distances(dense(exact.source), dense(exact.target))
-        return self.run_stage("matched", partial(descend_permutations, led, found.match, found.dual))
+        return self.run_stage("permuted", partial(descend_permutations, matches, match, dual - exact.b))

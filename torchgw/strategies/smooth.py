@@ -1,5 +1,4 @@
-"""The optimum with entropy from one start: fixed-point iterations, corrected where factors led, and the last linear
-problem solved to the end."""
+"""The optimum with entropy from one start: fixed-point iterations, and the last linear problem solved to the end."""
 
 from __future__ import annotations
 
@@ -11,8 +10,6 @@ import torch
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.leading import SurrogateGradient
-from torchgw.objective.linearise import Gradient, gradient_of
 from torchgw.options import GWOptions
 from torchgw.search.basins import estimate_energy
 from torchgw.solvers.finish import finish, start_precision_check
@@ -29,8 +26,6 @@ from torchgw.types import is_metric
 logger = logging.getLogger("torchgw")
 
 ROUNDING_SLACK = 2.0
-CORRECTIONS = 3  # by the exact gradient, at most
-MOVED = 0.02  # of the mass: a plan that a correction moves by less has settled
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 
 
@@ -44,8 +39,6 @@ def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | 
         loop = Loop(watch, History() if history is None else history, options.stopping.max_iter)
         inner = problem.inner_at(epsilon)
         solution = descend(problem.gradient, start, inner, options, loop, resolved=True, metric=metric)
-        if isinstance(problem.quadratic, SurrogateGradient):
-            solution = _correct_factors(problem, solution)
         solution = replace(solution, coupling=None, last_change=0.0)
     else:
         solution = solve_by_sampling(problem.gradient, start, model, epsilon, kernel, options, watch)
@@ -78,41 +71,6 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
         energy=energy,
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
         precision_warning=warning(),
-    )
-
-
-def _correct_factors(problem: StoredProblem, solution: Solution) -> Solution:
-    """The fixed point of the exact gradient, near that of the factors which led there.
-
-    The factors' gradient is corrected to the exact one at the last plan until that hardly moves the plan, or a few
-    times; where it still does, the exact gradient itself goes on.
-    """
-    leading, model, watch = problem.quadratic, problem.model, problem.watch
-    assert isinstance(leading, SurrogateGradient)
-
-    def descend_again(name: str, gradient: Gradient, start: WarmStart) -> Solution:
-        loop = Loop(watch, solution.history, problem.options.stopping.max_iter)
-        inner = problem.inner_at(problem.epsilon)
-        whole = partial(descend, gradient, start, inner, problem.options, loop, resolved=True)
-        return problem.stage(name, whole).add_iterations(solution)
-
-    for number in range(CORRECTIONS if model.has_hard_marginals else 0):
-        if watch.should_skip():
-            return solution
-        last, end, value = DenseCoupling(solution.plan), solution.warm_start, solution.history.cost[-1]
-        assert end is not None
-        gradient = gradient_of(model, leading.with_correction_at(last, problem.masses[0]))
-        solution = descend_again(f"correct-{number}", gradient, replace(end, cost=gradient(last, problem.masses[0])))
-        moved = float((solution.plan - last.plan).abs().sum() / last.plan.sum())
-        logger.info("corrected by the exact gradient: the plan moved by %.3g", moved)
-        still = problem.options.stopping.plan_tol * abs(solution.history.cost[-1])
-        if moved <= MOVED or abs(solution.history.cost[-1] - value) <= still:
-            return solution
-    assert solution.warm_start is not None
-    gradient = gradient_of(model, leading.exact)
-    cost = gradient(DenseCoupling(solution.plan), problem.masses[0])
-    return (
-        solution if watch.should_skip() else descend_again("exact", gradient, replace(solution.warm_start, cost=cost))
     )
 
 

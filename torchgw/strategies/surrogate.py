@@ -15,65 +15,25 @@ from functools import partial
 import torch
 
 from torchgw.couplings.blocks import DenseCoupling
-from torchgw.kernels.precision import loop_dtype
-from torchgw.losses import SQUARE
 from torchgw.objective.certify import certify, read_block_plan, read_dense_plan
-from torchgw.objective.leading import compute_surrogate_factors, products_are_slow
-from torchgw.solvers.problem import Problem
+from torchgw.solvers.problem import Problem, approximate_spaces, products_are_slow
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.strategies.streaming import solve_streaming
-from torchgw.types import DistanceProvider, is_metric, multiplies
 
 WANTED, RESIDUAL, MOST_RANK = 0.005, 0.01, 128  # residual of the factors: sought, accepted, and their most rank
 CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
 LEADING = "leading factors"  # whose gradient such a plan has
 
 
-def has_only_entries(space: DistanceProvider) -> bool:
-    """Whether a space has neither factors nor products of its own."""
-    return space.factors() is None and not multiplies(space)
-
-
 def make_surrogate(asked: Problem) -> Problem | None:
     """The problem between factors, where products of distances take long, these may be stored to find factors, and the
     factors leave little; else None."""
-    if (
-        not asked.exact
-        or asked.tol is not None
-        or asked.model.loss is not SQUARE
-        or not any(map(has_only_entries, asked.spaces))
-    ):
+    if asked.tol is not None or all(space.factors() is not None for space in asked.spaces):
         return None
-    n, k = (len(mass) for mass in asked.model.masses)
-    if (
-        not all(map(is_metric, asked.spaces))
-        or any(map(multiplies, asked.spaces))
-        or not products_are_slow(n, k, asked.p.device)
-    ):
+    if not products_are_slow(asked):
         return None
-    found = asked.stage("factors", partial(_factor_space, asked))
-    if found is None:
-        return None
-    spaces = (space if own is None else own for space, own in zip(asked.spaces, found, strict=True))
-    return Problem.of(asked, spaces=tuple(spaces))
-
-
-def _factor_space(asked: Problem) -> tuple[FactoredDistances | None, ...] | None:
-    """Leading factors of each space that is plain, None for another; none where those of a space leave much."""
-    spaces: list[FactoredDistances | None] = []
-    for space, mass in zip(asked.spaces, asked.model.masses, strict=True):
-        if not has_only_entries(space):
-            spaces.append(None)
-            continue
-        narrow = space.to(mass.device, loop_dtype(asked.options.mixed_precision))
-        found = compute_surrogate_factors(
-            PrecomputedDistances.of(narrow, mass.device).matrix, mass, asked.generator, WANTED, MOST_RANK
-        )
-        if found.residual > RESIDUAL:
-            return None
-        spaces.append(FactoredDistances.of(found.F, found.signs, space.scale))
-    return tuple(spaces)
+    spaces = asked.stage("factors", partial(approximate_spaces, asked, WANTED, RESIDUAL, MOST_RANK))
+    return None if spaces is None else Problem.of(asked, spaces=spaces)
 
 
 def solve_surrogate(asked: Problem, between: Problem) -> CertifiedSolution:

@@ -1,4 +1,4 @@
-"""Factors that lead: how near they are, and that solves which they lead end where exact products do."""
+"""Factors near stored distances: how near they are, and that solves which begin between them end where others do."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torchgw
 from tests.problems import quietly, random_masses
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
-from torchgw.objective import leading
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.leading import MatchingGradient, SurrogateGradient, compute_surrogate_factors, stored_cost
+from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.value import exact_objective
 from torchgw.solvers import problem
 from torchgw.solvers.transport_lp import transport
 from torchgw.spaces import PrecomputedDistances
-from torchgw.strategies import sharp
+from torchgw.spaces.low_rank import approximate_distances
+from torchgw.strategies import dense, sharp
 
 
 def cloud(n: int, d: int, seed: int = 0) -> torch.Tensor:
@@ -62,84 +62,55 @@ def plan_of(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def led(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 0.0})
+    monkeypatch.setattr(problem, "SLOW_WORK", {"cpu": 0.0})
+
+
+def factors(
+    D: torch.Tensor, m: torch.Tensor, residual: float = 0.0, most: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """F, signs and residual."""
+    stored = PrecomputedDistances.stored_matrix(D, 1.0)
+    found = approximate_distances(stored, m, torch.Generator().manual_seed(0), residual, most)
+    own = found.space.factors()
+    assert own is not None
+    return *own, found.residual
 
 
 @pytest.mark.parametrize(("n", "d"), [(63, 2), (301, 10)])
 def test_the_residual_is_the_relative_error_of_centred_distances(n: int, d: int) -> None:
     D, m = cloud(n, d), masses(n)
-    found = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), most=20)
-    error = centred(D, m) - centred((found.F * found.signs) @ found.F.T, m)
-    assert found.residual == pytest.approx(float(error.norm() / centred(D, m).norm()), rel=1e-6)
+    F, signs, residual = factors(D, m, 0.02, 20)
+    error = centred(D, m) - centred((F * signs) @ F.T, m)
+    assert residual == pytest.approx(float(error.norm() / centred(D, m).norm()), rel=1e-6)
 
 
-def test_leading_factors_are_hardly_worse_than_the_best_of_their_rank() -> None:
+def test_factors_are_hardly_worse_than_the_best_of_their_rank() -> None:
     D, m = cloud(301, 3), masses(301)
-    found = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), most=30)
+    F, _, residual = factors(D, m, most=30)
     values = torch.linalg.eigvalsh(centred(D, m)).square().sort(descending=True)[0]
     best = float(values[30:].sum() / values.sum()) ** 0.5
-    assert found.F.shape == (301, 32)
-    assert best <= found.residual <= 1.1 * best
+    assert F.shape == (301, 32)
+    assert best <= residual <= 1.1 * best
 
 
 def test_a_residual_that_is_asked_for_is_met_with_few_factors() -> None:
     D, m = cloud(301, 2), masses(301)
-    found = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), residual=0.05, most=100)
-    fewer = compute_surrogate_factors(D, m, torch.Generator().manual_seed(0), most=found.F.shape[1] - 4)
-    assert found.residual <= 0.05 < fewer.residual
+    F, _, residual = factors(D, m, 0.05, 100)
+    assert residual <= 0.05 < factors(D, m, most=F.shape[1] - 4)[2]
 
 
 def test_factors_keep_eigenvalues_of_both_signs_and_are_exact_where_the_rank_is_small() -> None:
     x = torch.linspace(0, 1, 90, dtype=torch.float64)
     S = torch.outer(x, x) - torch.outer(x.square(), x.square()) + torch.outer(x.sin(), x.sin())
-    found = compute_surrogate_factors(S, masses(90), torch.Generator().manual_seed(0), residual=1e-6)
-    assert {-1.0, 1.0} == set(found.signs[:-2].tolist())
-    torch.testing.assert_close((found.F * found.signs) @ found.F.T, S, rtol=0, atol=1e-7)
+    F, signs, _ = factors(S, masses(90), 1e-6)
+    assert {-1.0, 1.0} == set(signs[:-2].tolist())
+    torch.testing.assert_close((F * signs) @ F.T, S, rtol=0, atol=1e-7)
 
 
 def test_points_that_coincide_have_factors_without_error() -> None:
-    found = compute_surrogate_factors(torch.zeros(9, 9), torch.ones(9), torch.Generator().manual_seed(0))
-    assert found.residual == 0.0
-    torch.testing.assert_close((found.F * found.signs) @ found.F.T, torch.zeros(9, 9), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("relaxed", [False, True])
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.float32, 2e-8)])
-def test_the_stored_cost_is_the_exact_one(relaxed: bool, dtype: torch.dtype, atol: float) -> None:
-    p, q = masses(101), masses(63, 1)
-    x, y = (PrecomputedDistances.stored_matrix(cloud(n, 4, n), 1.0) for n in (101, 63))
-    exact, T = ExactGradient(x, y, p, q), plan_of(p, q)
-    if relaxed:
-        T = T * torch.linspace(0.5, 2, 63)
-    rows, columns = T.sum(1), T.sum(0)
-    found = stored_cost(exact, DenseCoupling(T), rows, columns if relaxed else None, dtype=dtype)
-    a, b = (rows, columns) if relaxed else (p, q)
-    C = (x.matrix.square() @ a)[:, None] + y.matrix.square() @ b - 2 * x.matrix @ T @ y.matrix
-    torch.testing.assert_close(found.rows(slice(0, 101)), C, rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("relaxed", [False, True])
-def test_a_corrected_gradient_is_exact_at_its_plan_and_near_it_nearly(relaxed: bool) -> None:
-    p, q = masses(101), masses(63, 1)
-    x, y = (PrecomputedDistances.stored_matrix(cloud(n, 4, n), 1.0) for n in (101, 63))
-    exact, T = ExactGradient(x, y, p, q), plan_of(p, q)
-    if relaxed:
-        T = T * torch.linspace(0.5, 2, 63)
-    other = torch.lerp(T, T.roll(1, 0), 0.01)
-    gradient = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0))
-    whole = slice(0, 101)
-
-    def errors(gradient: SurrogateGradient) -> list[float]:
-        found = []
-        for plan in (T, other):
-            ends = plan.sum(1), plan.sum(0)
-            wanted = exact(DenseCoupling(plan), *ends).rows(whole)
-            found.append(float((gradient(DenseCoupling(plan), *ends).rows(whole) - wanted).abs().max()))
-        return found
-
-    before, after = errors(gradient), errors(gradient.with_correction_at(DenseCoupling(T), T.sum(1), T.sum(0)))
-    assert after[0] < 1e-14
-    assert after[1] < 0.05 * before[1]
+    F, signs, residual = factors(torch.zeros(9, 9), torch.ones(9), 0.02)
+    assert residual == 0.0
+    torch.testing.assert_close((F * signs) @ F.T, torch.zeros(9, 9), rtol=0, atol=1e-6)
 
 
 def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,46 +131,6 @@ def test_plans_with_few_entries_have_the_exact_gradient_and_its_differences(monk
     assert counted == [10, 0]  # rows that differ; of what is blurred all do, and the vertex is multiplied alone
 
 
-def test_a_gradient_corrected_at_a_plan_of_few_entries_is_exact_there() -> None:
-    D, E = (torch.from_numpy(each) for each in noisy_pair(140, 110, 3))
-    p, q = torch.full((140,), 1 / 140, dtype=torch.float64), torch.full((110,), 1 / 110, dtype=torch.float64)
-    exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
-    led = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
-    plan = SparseCoupling.of(
-        transport((D[:, :110] - E[:1]).numpy(), p.numpy(), q.numpy(), [np.zeros(110)]).plan, p.device
-    )
-    expected, found = (
-        exact(plan, p).rows(slice(None)),
-        led.with_correction_at_sparse(plan, p)(plan, p).rows(slice(None)),
-    )
-    off = float((led(plan, p).rows(slice(None)) - expected).abs().max())
-    assert float((found - expected).abs().max()) < 1e-6 * off
-    assert off > 1e-4
-
-
-@pytest.mark.parametrize("shape", [(140, 110), (110, 140)])
-def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape: tuple[int, int]) -> None:
-    D, E = (torch.from_numpy(each) for each in noisy_pair(140, 110, 3)[:: 1 if shape[0] == 140 else -1])
-    p, q = (torch.full((n,), 1 / n, dtype=torch.float64) for n in shape)
-    exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
-    led = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
-    rng = np.random.default_rng(4)
-    C = rng.normal(size=shape)
-    first = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
-    C[:1] += 0.3 * rng.normal(size=(1, shape[1]))
-    near = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
-    far = transport(rng.normal(size=shape), p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
-    one = SparseCoupling.of(first, p.device)
-    for other, few in ((near, True), (first.copy(), True), (far, False)):
-        two = SparseCoupling.of(other, p.device)
-        assert (leading._plan_difference(two, one) is not None) == few
-        afresh, further = (
-            led.with_correction_at_sparse(two, p).rest,
-            led.with_correction_at_sparse(one, p).with_correction_at_sparse(two, p).rest,
-        )
-        torch.testing.assert_close(further, afresh, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("sizes", [pytest.param((150, 180), marks=pytest.mark.slow), (170, 140)])
 def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
     sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -211,18 +142,14 @@ def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
     for name, value in (("VERTEX_WORK", 1), ("SHARP_RESIDUAL", 0.05)):
         monkeypatch.setattr(problem, name, value)
     monkeypatch.setattr(sharp, "FACTORED_PAIRS", 1)
-    corrected: list[float] = []
-    at_entries = SurrogateGradient.with_correction_at_sparse
-    monkeypatch.setattr(
-        SurrogateGradient, "with_correction_at_sparse", lambda *own: corrected.append(1.0) or at_entries(*own)
-    )
+    left: list[float] = []
+    leave = dense._leave_surrogate
+    monkeypatch.setattr(dense, "_leave_surrogate", lambda *own: left.append(own[1].energy) or leave(*own))
     found = quietly(torchgw.gw_align, *spaces, **given)
-    assert corrected
+    assert len(left) == 1
     assert found.value <= 1.01 * by_matrices.value
     assert found.converged
     assert found.certificate.stationarity <= 2e-6 * found.value
-    monkeypatch.setattr(sharp, "CORRECTIONS", 1)
-    assert quietly(torchgw.gw_align, *spaces, **given).value == pytest.approx(found.value, rel=0.01)
 
 
 def test_a_vertex_between_unequal_masses_has_few_entries_and_the_exact_change() -> None:
@@ -253,7 +180,7 @@ def test_a_solve_that_factors_lead_ends_where_exact_products_do(
 ) -> None:
     D, E = noisy_pair(101, 90, 3)
     found = torchgw.gw_align(D, E, epsilon=epsilon, random_state=0)
-    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 1e99})
+    monkeypatch.setattr(problem, "SLOW_WORK", {"cpu": 1e99})
     wanted = torchgw.gw_align(D, E, epsilon=epsilon, random_state=0, init=found)
     assert found.gradient == "exact"
     assert found.value_exact
@@ -267,7 +194,7 @@ def test_factors_lead_whatever_the_marginals(marginals: object, monkeypatch: pyt
     D, E = noisy_pair(91, 80, 3)
     call = {"epsilon": 2e-3, "random_state": 0, "marginals": marginals}
     found = torchgw.gw_align(D, E, **call)
-    monkeypatch.setattr(leading, "DENSE_WORK", {"cpu": 1e99})
+    monkeypatch.setattr(problem, "SLOW_WORK", {"cpu": 1e99})
     wanted = torchgw.gw_align(D, E, init=found, **call)
     assert found.value == pytest.approx(wanted.value, rel=1e-2)
 
