@@ -48,7 +48,7 @@ GROUPS = {
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, which are shown and not stored",
-    "ranks": "same sharp dimensions bytes weak memory",
+    "ranks": "same bytes weak memory",
     "gpu": "ceilings tests graphs jobs cold warm default kernels prepared million",
 }
 QUICK = ("phases", "peers", "overhead")

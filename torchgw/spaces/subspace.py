@@ -18,7 +18,6 @@ from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.resolution import RESOLUTION
 from torchgw.spaces.scale import ScaledDistances, largest_of, positive_scale
-from torchgw.spaces.shared import SharedDistances
 from torchgw.spaces.traced import DifferentiableDistances, growth_of, make_one_differentiable
 from torchgw.types import DistanceProvider, is_metric, is_symmetric
 
@@ -47,7 +46,7 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
 
 def restrict(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     """The points ``index`` (n,) of a space, divided by its own scale."""
-    if isinstance(space, FactoredDistances) and not isinstance(space, SharedDistances):
+    if isinstance(space, FactoredDistances):
         return space if torch.equal(index.cpu(), torch.arange(space.size)) else space.at(index)
     part = space if isinstance(space, Subspace) else Subspace(space, torch.arange(space.size))
     index = part.index[index.to(part.index.device)]
