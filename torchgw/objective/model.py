@@ -147,13 +147,10 @@ class Model:
 
     def coarsen(self, rows: Cells, columns: Cells) -> Model:
         """The coarsened model: masses summed, costs averaged within cells."""
-        found = replace(self.with_masses(*_average_over_cells(self, rows, columns)), ranks=ALONE)
-        if self.points is None:
-            return found
-        one, other = (
-            torch.unique(cells.label[index]) for cells, index in zip((rows, columns), self.points, strict=True)
-        )
-        return replace(found, points=(one, other), groups=None)
+        found, points = self.with_masses(*_average_over_cells(self, rows, columns)), self.points
+        if points is not None:
+            points = torch.unique(rows.label[points[0]]), torch.unique(columns.label[points[1]])
+        return replace(found, points=points, groups=None, ranks=ALONE)
 
     def to(self, device: torch.device) -> Model:
         """The same objective on another device."""
@@ -297,11 +294,6 @@ def _average_over_cells(
         for sums, mass in ((rows.sums(model.p), model.p), (columns.sums(model.q), model.q))
     )
     return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
-
-
-def drop_inactive_entropy(model: Model) -> Model:
-    """A model whose entropy plays no part in its objective without it; of others it is the same."""
-    return replace(model, epsilon=0.0) if model.is_standard else model
 
 
 def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
