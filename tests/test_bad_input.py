@@ -249,6 +249,16 @@ BAD: list[tuple[str, Any, str]] = [
         "Own.rows must give finite",
     ),
     ("a divergence beyond floats", lambda: Unbalanced(1e300, 1.0), r"rho_x must be within .*1e\+18.*math.inf"),
+    (
+        "total variation",
+        lambda: Unbalanced(0.1, 0.1, divergence="tv"),
+        r"divergence must be 'kl', got 'tv'; total variation .* use Partial\(mass\), .* or Unbalanced\(rho_x, rho_y\)",
+    ),
+    (
+        "another divergence",
+        lambda: Unbalanced(0.1, 0.1, "l2"),
+        r"divergence must be 'kl', got 'l2'; .* Partial\(mass\)",
+    ),
     ("a divergence of nothing", lambda: Unbalanced(1e-300, 1.0), r"rho_x must be within \[1e-18.*SemiRelaxed\(0.0\)"),
     (
         "a strength beyond floats",

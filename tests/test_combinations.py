@@ -93,7 +93,6 @@ GIVEN: dict[str, dict[str, Any]] = {
         "SemiRelaxed": SemiRelaxed(1.0),
         "free": SemiRelaxed(0.0),
         "Unbalanced": Unbalanced(100.0, 100.0),
-        "tv": Unbalanced(1.0, 1.0, "tv"),
         "Partial": Partial(0.5),
     },
     "cost": {"none": None, "matrix": RNG.uniform(size=(6, 7)), "features": (X, Y)},

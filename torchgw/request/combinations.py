@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, str]] = {
     "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0", "auto": "epsilon='auto'"},
     "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
     "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")}
-    | {"free": "SemiRelaxed(0.0)", "tv": "Unbalanced(divergence='tv')"},
+    | {"free": "SemiRelaxed(0.0)"},
     "cost": {"none": "no linear cost", "matrix": "a cost matrix", "features": "a pair of feature arrays as cost"},
     "alpha": {
         "one": "alpha=1",
@@ -63,7 +63,7 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 RULES = ("rules", "mask")
-RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "tv", "Partial"), ("SemiRelaxed", "Unbalanced")
+RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "Partial"), ("SemiRelaxed", "Unbalanced")
 NOT_SQUARE = ("kl", "own")
 MODES = ("Envelope", "Implicit", "Unrolled")
 DIRECTED = ("asymmetric", "sparse asymmetric")
@@ -163,11 +163,8 @@ EXCLUSIONS = (
              STORED, "labels, known and forbidden pairs stream"),
     Exclusion("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
-    Exclusion("marginals", HELD, {"epsilon": ("zero",)},
-             "be Balanced(), Partial(), SemiRelaxed(0.0) or Unbalanced(divergence='tv')",
-             "what other divergences hold is at no vertex", "use a small epsilon > 0"),
-    Exclusion("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be Unbalanced(divergence='kl')",
-             "total variation is held at vertices, which have no entropy", "use epsilon=0"),
+    Exclusion("marginals", HELD, {"epsilon": ("zero",)}, "be Balanced(), Partial() or SemiRelaxed(0.0)",
+             "what divergences hold is at no vertex", "use a small epsilon > 0"),
     *(Exclusion("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
                "vertices stream for squared distances alone", "use strategy='dense'")
       for name, kinds, _ in PLAIN if name != "options.loss"),
@@ -278,8 +275,6 @@ def kind_of_marginals(marginals: Marginals) -> str:
     """The model, as others depend on it."""
     if marginals.balanced:
         return "Balanced"
-    if marginals.varied:
-        return "tv"
     return "free" if min(marginals.weights) == 0 else type(marginals).__name__
 
 

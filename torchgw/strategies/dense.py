@@ -35,7 +35,6 @@ from torchgw.strategies.sharp import (
     descend_unregularized,
     sharpen,
     sharpen_model,
-    single_pair_plan,
     solve_unregularized,
     take_first_step,
 )
@@ -50,7 +49,7 @@ PRODUCT_PAIRS = 1_000_000
 MODEL_ENDS, MODELS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
 SADDLE = "a saddle that was left"
-OTHERS = "product plan, random plans or one pair"
+OTHERS = "product plan or random plans"
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,8 @@ def _search_and_descend(problem: StoredProblem) -> InitialSolution:
 
 def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
     """The lowest end by the objective of any model, from where searches by its leads come to; from the plan that was
-    given, or the product plan annealed and, up to a million pairs, as it is; between few points from random plans; and
-    by total variation from a single pair."""
+    given, or the product plan annealed and, up to a million pairs, as it is; and between few points from random
+    plans."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free is no part of the objective.
@@ -166,16 +165,14 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
         found, rest = _descend_best(problem, between)
     else:
         found, rest, reference, searched = _descend_surrogates(problem, leads if init is None else leads[:1])
-    starts, plans, product = list[WarmStart](), list[tuple[Tensor, bool]](), p[:, None] * q
+    starts, plans, product = list[WarmStart](), list[Tensor](), p[:, None] * q
     if init is not None and init.is_floating_point():
-        plans = [(init.to(p), True)]
+        plans = [init.to(p)]
     elif init is None and model.alpha > 0:
         starts = [candidate.start for candidate in make_product_starts(leads[0])[:1]]
-        plans = [(product, False)] if len(p) * len(q) <= PRODUCT_PAIRS else []
+        plans = [product] if len(p) * len(q) <= PRODUCT_PAIRS else []
     if init is None and few and model.alpha > 0:
-        plans += [(plan, False) for plan in draw_random_plans(product, RANDOM_PLANS, problem.generator)]
-    if model.marginals.varied:
-        plans.append((single_pair_plan(problem), True))
+        plans += draw_random_plans(product, RANDOM_PLANS, problem.generator)
     found.sort(key=lambda each: each[0].energy)
     others = descend_model(problem, starts, plans, init is None or few)
     end = min([found[0][0], *others], key=lambda each: each.energy)
@@ -201,11 +198,11 @@ def _descend_surrogates(
             candidates, reference = find_candidates(blurred)
             seconds += time.perf_counter() - began
             first, candidates = refine_candidates(blurred, candidates)
-            if own or problem.model.marginals.varied:
+            if own:
                 end = sharpen_model(problem, first, lead)
             else:  # a sharp plan of another model is better gone down from than one that is blurred
                 part = sharpen_model(lead, first, lead)
-                end = descend_model(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
+                end = descend_model(problem, (), [part.plan], False)[0].add_iterations(part)
         best = candidates[0] if own else replace(candidates[0], rejected=())  # whose energies are others
         found.append((end, _with_solution(best, end)))
         rest += candidates[1:] if own else []
@@ -216,8 +213,7 @@ def _descend_surrogates(
 def _descend_best(
     problem: StoredProblem, candidates: list[Candidate]
 ) -> tuple[list[tuple[Solution, Candidate]], list[Candidate]]:
-    """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others where their
-    energies are of the same objective."""
+    """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others."""
     raced, beaten = _rank_after_one_step(problem, [c for c in candidates if c.start.plan is not None], MODELS_NEARLY)
     ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.without_callback())
     for position, candidate in enumerate(raced[:MODEL_ENDS]):
@@ -226,7 +222,7 @@ def _descend_best(
             ends.append((end, _with_solution(candidate, end)))
         problem = quiet
     rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
-    return ends, [] if problem.model.marginals.varied else rest
+    return ends, rest
 
 
 def _basin_past_saddle(basin: Basin, end: DenseCoupling, energy: float) -> Basin:
