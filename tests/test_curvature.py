@@ -16,9 +16,9 @@ import torchgw
 from tests.problems import daily, generator, potential_coupling, quietly, tiled_coupling
 from torchgw import Balanced, GWOptions, GWResult, Partial, PlanCurvature, SemiRelaxed, Unbalanced, curvature, gw_align
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.linalg.eigenpairs import lanczos
+from torchgw.linalg.lanczos import lanczos
 from torchgw.linalg.matrix_functions import Exponential
-from torchgw.linalg.operators import matvec
+from torchgw.linalg.operators import Operator
 from torchgw.marginals import Marginals
 from torchgw.objective.divergence import negentropy, product_divergence, relative_entropy
 from torchgw.objective.hessian import Hessian
@@ -36,6 +36,11 @@ MODELS: dict[str, Marginals] = {
     "both relaxed": Unbalanced(0.2, 0.4),
     "partial": Partial(0.6),
 }
+
+
+def matvec(operator: Operator, V: Tensor) -> Tensor:
+    """A V (n, m)."""
+    return operator.image(*operator.metric(V))
 
 
 def space(n: int, factored: bool, seed: int) -> DistanceProvider:
