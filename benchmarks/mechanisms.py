@@ -85,7 +85,6 @@ from torchgw.strategies import (
     cells,
     continuation,
     dense,
-    escape,
     from_cells,
     ladder,
     sharp,
@@ -774,13 +773,6 @@ MECHANISMS = (
             ),
         ),
         EPSILON,
-    ),
-    Mechanism(
-        "saddle-check",
-        "A stationary plan that is a saddle is left along its negative curvature.",
-        (escape,),
-        (never(escape.should_check_saddle),),
-        "methods/dense.py",
     ),
     Mechanism(
         "damping",

@@ -236,8 +236,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
     ),
     "curvature": (
         "Curvature",
-        "What a product with the Hessian costs beside automatic differentiation, which saddles a solve leaves, and "
-        "which plans can slide.",
+        "What a product with the Hessian costs beside automatic differentiation, and which plans can slide.",
         partial(of_rows, name="curvature"),
     ),
     "sizes": (

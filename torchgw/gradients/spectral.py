@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.linalg.lanczos import recurrence
-from torchgw.linalg.matrix_functions import ScalarFunction, matrix_function
+from torchgw.linalg.matrix_functions import ScalarFunction, as_matrix, matrix_function
 from torchgw.objective.hessian import Hessian
 from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.sinkhorn.implicit import Response
@@ -53,7 +53,7 @@ def spectral_trace(
     start = _project(hessian.respond, plan.plan, root, z * (root > 0)).flatten(1).T.contiguous()
     with torch.no_grad():
         held = tuple(side.detach() for side in distances)
-        seen, _ = recurrence(product, held, start, min(n_steps, len(start)), stop=_should_stop)
+        seen, _ = recurrence(as_matrix(product, held, start), start, min(n_steps, len(start)), _should_stop)
     found = matrix_function(product, distances, start, _ShiftedFunction(f), seen.alphas.shape[1], coefficients)
     return (start * found).sum() / n_probes
 

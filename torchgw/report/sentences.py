@@ -94,11 +94,6 @@ def certainties(result: ReportInput) -> tuple[list[str], list[str]]:
             sure.append(f"{text[0].upper()}{text[1:]}.")
         else:
             open_.append(f"By an estimate from samples: {text}.")
-    if certificate.curvature is not None and math.isfinite(certificate.curvature):
-        sure.append(
-            f"The softest change of the plan that was found has a curvature of {certificate.curvature:.2g}: entropy "
-            "alone gives 1, at 0 the plan could slide, and below it the plan would be a saddle."
-        )
     if result.omitted_mass > 0:
         sure.append(f"What was left out of the plan for speed is at most {result.omitted_mass:.1e} of its mass.")
     if result.value_exact:

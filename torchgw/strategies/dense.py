@@ -29,7 +29,6 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continue_in_epsilon
-from torchgw.strategies.escape import SaddleCheck, escape_saddle, should_check_saddle
 from torchgw.strategies.sharp import (
     descend_model,
     descend_unregularized,
@@ -48,7 +47,6 @@ SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every can
 PRODUCT_PAIRS = 1_000_000
 MODEL_ENDS, MODELS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
-SADDLE = "a saddle that was left"
 OTHERS = "product plan or random plans"
 
 
@@ -105,16 +103,11 @@ def solve_dense(
     if solution is streamed:
         return streamed
     model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
-    second = SaddleCheck(solution)
-    if should_check_saddle(problem, solution, model.epsilon):
-        second = escape_saddle(problem.with_epsilon(model.epsilon), solution, (wide[0], wide[1]))
-    solution, solved = second.solution, time.perf_counter()
+    solved = time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
     found = read_dense_plan(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
-    if second.escapes and basins:
-        basins = (_basin_past_saddle(basins[0], stored, values.total), *basins[1:])
     return solution.with_certificate(
         stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
@@ -122,8 +115,7 @@ def solve_dense(
         value_exact=found.quadratic.exact,
         value_error=found.quadratic.error,
         values=values,
-        certificate=replace(certificate, curvature=second.curvature, curvature_error=second.curvature_error),
-        escapes=second.escapes,
+        certificate=certificate,
         basins=basins,
         ladder=ladder,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
@@ -223,11 +215,6 @@ def _descend_best(
         problem = quiet
     rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
     return ends, rest
-
-
-def _basin_past_saddle(basin: Basin, end: DenseCoupling, energy: float) -> Basin:
-    """In place of a saddle, the basin of the plan that it led to, and the starts of the search by it."""
-    return replace(basin, energy=max(energy, 0.0), origin=SADDLE, matching=end.argmax(1))
 
 
 def _with_solution(candidate: Candidate, solution: Solution) -> Candidate:
