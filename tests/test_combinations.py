@@ -35,7 +35,6 @@ from torchgw import (
     StoppingOptions,
     Supervision,
     Unbalanced,
-    Unrolled,
     gw_align,
 )
 from torchgw import align as align_module
@@ -103,12 +102,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "rules": Supervision(pairs=[(0, 1)]),
         "mask": Supervision(mask=np.arange(42).reshape(6, 7) % 5 > 0),
     },
-    "gradient_mode": {
-        "none": None,
-        "Envelope": Envelope(tol=0.1),
-        "Implicit": Implicit(tol=0.1),
-        "Unrolled": Unrolled(tol=0.1, n_outer=2, n_inner=2),
-    },
+    "gradient_mode": {"none": None, "Envelope": Envelope(tol=0.1), "Implicit": Implicit(tol=0.1)},
 }
 
 

@@ -25,7 +25,7 @@ from torchgw.types import DistanceProvider, is_provider
 
 REFUSED = (
     "second derivatives of Gromov-Wasserstein losses and plans are not available with Envelope or Implicit gradients, "
-    "whose graph takes the plan for a constant; use gradient_mode=Unrolled(), or finite differences of gradients"
+    "whose graph takes the plan for a constant; take finite differences of gradients"
 )
 
 
@@ -90,9 +90,8 @@ def parameters(
     made: tuple[DistanceProvider, DistanceProvider],
     dtype: torch.dtype,
     device: torch.device,
-    once: bool,
 ) -> Parameters:
-    """theta of a problem with these providers, as a user gave them; ``once`` refuses second derivatives."""
+    """theta of a problem with these providers, as a user gave them."""
     leaves = given.leaves()
     own = own_copies(leaves)
     taken = {id(leaf): copy for leaf, copy in zip(leaves, own, strict=True)}
@@ -106,7 +105,7 @@ def parameters(
     alpha = torch.as_tensor(substitute_copies(given.alpha, taken), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(substitute_copies(given.cost, taken), dtype, device)
     theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
-    return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED if once else ""))
+    return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED))
 
 
 def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.objective.bounds import normalize_partial_potentials
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.implicit import PlanSensitivity
 from torchgw.solvers.newton import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import WarmStart
@@ -34,7 +32,6 @@ class StationaryPlan:
     residual : relative, of the marginals and of the fixed point.
     converged : whether the solve reached its tolerance.
     curvature : B around the plan.
-    g : base-2 column potentials (K,) of the last cost, with its row and column terms.
     """
 
     plan: BlockCoupling
@@ -44,15 +41,10 @@ class StationaryPlan:
     residual: float
     converged: bool
     curvature: Curvature
-    g: Tensor
 
     @property
     def model(self) -> Model:
         return self.curvature.model
-
-    def moments(self, along: tuple[PlanSensitivity, Tensor] | None = None) -> PlanMoments:
-        """Of T, or of T + s W along (W, s)."""
-        return PlanMoments(self.plan, along)
 
 
 def solution_of(
@@ -85,9 +77,8 @@ def solution_of(
     one, other = (side.to(dtype) for side in multipliers)
     h, k = (side.to(dtype) for side in stiffness)
     curvature = Curvature(quadratic, model, level)
-    g = (end.g + end.cost.offsets(model.epsilon)[1]).to(dtype)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
-    return StationaryPlan(_to_dtype(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
+    return StationaryPlan(_to_dtype(plan, dtype), (one, other), (h, k), total, residual, converged, curvature)
 
 
 def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
