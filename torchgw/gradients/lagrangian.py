@@ -58,10 +58,9 @@ class Parameters:
 
     def tensors(self) -> list[Tensor]:
         """All of them, for `with_tensors`."""
-        cost = [] if self.cost is None else [self.cost.a, self.cost.b, self.cost.U, self.cost.V]
-        cost += [] if self.cost is None or self.cost.extra is None else [self.cost.extra]
-        spaces = [space.tensor for space in (self.x, self.y) if space.tensor is not None]
-        return [*spaces, self.p, self.q, self.alpha, self.scale, *cost]
+        spaces, cost = [self.x.tensor, self.y.tensor], self.cost
+        costs = [] if cost is None else [cost.a, cost.b, cost.U, cost.V, cost.extra]
+        return [tensor for tensor in (*spaces, self.p, self.q, self.alpha, self.scale, *costs) if tensor is not None]
 
     def with_tensors(self, given: list[Tensor]) -> Parameters:
         """The same with other tensors, in the order of `tensors`."""

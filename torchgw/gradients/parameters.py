@@ -98,7 +98,7 @@ def parameters(
     points = substitute_copies(_leaf(given.X), taken), substitute_copies(_leaf(given.Y), taken)
     x, y = make_differentiable(made, points, given.spaces, dtype, device)
     p, q = (
-        _masses(substitute_copies(side, taken), checked, dtype, device)
+        (substitute_copies(side, taken) if isinstance(side, Tensor) else checked).to(device, dtype)
         for side, checked in zip((given.p, given.q), given.masses, strict=True)
     )
     scale, ends = mass_scales(given.marginals, p.sum(), q.sum())
@@ -106,11 +106,6 @@ def parameters(
     cost = None if given.cost is None else _cost(substitute_copies(given.cost, taken), dtype, device)
     theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
     return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED))
-
-
-def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The masses that a user gave, with their derivatives, or validated ones."""
-    return (own if isinstance(own, Tensor) else checked).to(device, dtype)
 
 
 def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:

@@ -74,11 +74,11 @@ def solution_of(
     p, q = (side.to(dtype) for side in model.masses)
     quadratic = ExactGradient(x, y, p, q, model.loss)
     level = level_of(end.cost.to(dtype), model)
-    one, other = (side.to(dtype) for side in multipliers)
-    h, k = (side.to(dtype) for side in stiffness)
+    (f, g), (h, k) = ([side.to(dtype) for side in sides] for sides in (multipliers, stiffness))
+    plan = plan.with_tensors({name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
     curvature = Curvature(quadratic, model, level)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
-    return StationaryPlan(_to_dtype(plan, dtype), (one, other), (h, k), total, residual, converged, curvature)
+    return StationaryPlan(plan, (f, g), (h, k), total, residual, converged, curvature)
 
 
 def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
@@ -93,11 +93,3 @@ def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Te
         if model.marginals.total is None
         else (normalize_partial_potentials(f, model.p), normalize_partial_potentials(g, model.q))
     )
-
-
-def _to_dtype(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:
-    """The plan in a precision, without what it was made from."""
-    if isinstance(plan, DenseCoupling):
-        return DenseCoupling(plan.plan.to(dtype))
-    found: BlockCoupling = plan.with_tensors({name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
-    return found

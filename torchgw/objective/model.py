@@ -309,7 +309,7 @@ def drop_inactive_entropy(model: Model) -> Model:
     return replace(model, epsilon=0.0) if model.is_standard else model
 
 
-def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
+def problem_weight(alpha: float, beta: float, mass: float | Tensor) -> float | Tensor:
     """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
     return alpha * mass + beta / 2
 

@@ -211,8 +211,7 @@ def _euclidean(space: EuclideanDistances, leaf: Tensor) -> DifferentiableDistanc
     square = (x[i] - x[j]).square().sum()
     if space.squared:
         return DifferentiableDistances(None, squared_factors(x), growth_of(square))
-    growth = growth_of(square)
-    return DifferentiableDistances(distances(x, x), growth=None if growth is None else growth.sqrt())
+    return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
 
 
 def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
