@@ -31,7 +31,7 @@ SUITES = {
     "sampling": "error of the sampled gradient by how its anchors are used",
     "launches": "what a solve asks of a GPU, counted on a simulated one",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
-    "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
+    "gradients": "implicit differentiation: time and memory, direct against iterative",
     "ranks": "one solve by several processes: the same result, bytes as modelled, memory of a rank, weak scaling",
     "gpu": "what only a GPU can tell, within ten minutes: tests, whole solves, kernels against their floors",
 }

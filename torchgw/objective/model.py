@@ -296,7 +296,7 @@ def _average_over_cells(
     return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
 
 
-def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
+def problem_weight(alpha: float, beta: float, mass: float | Tensor) -> float | Tensor:
     """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
     return alpha * mass + beta / 2
 

@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, str]] = {
     "options.loss": {"square": "loss='square'", "kl": "loss='kl'", "own": "a SeparableLoss"},
     "supervision": {"none": "no supervision", "rules": "supervision", "mask": "a mask"},
     "gradient_mode": {"none": "no gradient mode"}
-    | {name: f"gradient_mode={name}()" for name in ("Envelope", "Implicit", "Unrolled")},
+    | {name: f"gradient_mode={name}()" for name in ("Envelope", "Implicit")},
     "checkpoint": {"none": "no checkpoint", "folder": "a checkpoint"},
     "X": {
         "factored": "factored distances of X",
@@ -65,7 +65,7 @@ KINDS: dict[str, dict[str, str]] = {
 RULES = ("rules", "mask")
 RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "Partial"), ("SemiRelaxed", "Unbalanced")
 NOT_SQUARE = ("kl", "own")
-MODES = ("Envelope", "Implicit", "Unrolled")
+MODES = ("Envelope", "Implicit")
 DIRECTED = ("asymmetric", "sparse asymmetric")
 WITHOUT_FACTORS = ("others", "sparse")
 BELOW_ONE, ABOVE_ZERO, ZERO = ("between", "zero", "tracked zero"), ("one", "between"), ("zero", "tracked zero")
@@ -184,8 +184,6 @@ EXCLUSIONS = (
              "a plan of sampled costs is no fixed point", "use gradient='auto'"),
     Exclusion("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
              "it ends at no fixed point of the linearised problem", "use strategy='auto'"),
-    Exclusion("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
-             "it records stored plans", "use Implicit()"),
     Exclusion("checkpoint", ("folder",), {"gradient_mode": MODES}, "be None",
              "files do not hold what gradients flow to", "leave one of them out"),
     Exclusion("alpha", ("tracked zero",), {"gradient_mode": MODES}, "be > 0 to be differentiated",
@@ -226,7 +224,6 @@ IMPLIED_OPTIONS = (
     Implication({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),
     Implication({"alpha": ZERO}, "annealing", AnnealingOptions(n_iter=0), "the problem is convex"),
     Implication({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
-    Implication({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
     *(
         row
         for name in "XY"

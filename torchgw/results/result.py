@@ -332,7 +332,7 @@ class GWResult(SoftPlanMixin):
             Without a gradient mode.
         """
         if self.differentiated is None:
-            raise ValueError("loss needs gw_align(..., gradient_mode=Envelope()), Implicit() or Unrolled(); got none")
+            raise ValueError("loss needs gw_align(..., gradient_mode=Envelope()) or Implicit(), got no mode")
         return self.differentiated.loss()
 
     @property
