@@ -20,7 +20,7 @@ SUITES = {
     "net": "300 problems of all kinds: what a change of the library loses or gains, from one stored run to the next",
     "vertices": "plans without entropy of many points: time, value and proof, to a million",
     "bounds": "lower bounds of all plans: that they hold, how tight they are, how often they prove the value",
-    "curvature": "products with the Hessian and its spectrum, saddles that are left, and what is firm",
+    "curvature": "products with the Hessian and its spectrum, and what is firm",
     "verdict": "what results say of their own matchings beside the share that is right, on 800 problems",
     "models": "marginal models and fused costs against POT, and a space of which a part is missing",
     "sizes": "how the time of a default call grows with its size, to a million points, and its limits",
@@ -31,7 +31,7 @@ SUITES = {
     "sampling": "error of the sampled gradient by how its anchors are used",
     "launches": "what a solve asks of a GPU, counted on a simulated one",
     "lanczos": "gradients of a matrix function: the Lanczos adjoint against back-propagation through the iteration",
-    "gradients": "implicit differentiation against recorded iterations: time and memory, direct against iterative",
+    "gradients": "implicit differentiation: time and memory, direct against iterative",
     "ranks": "one solve by several processes: the same result, bytes as modelled, memory of a rank, weak scaling",
     "gpu": "what only a GPU can tell, within ten minutes: tests, whole solves, kernels against their floors",
 }
@@ -43,12 +43,12 @@ GROUPS = {
     "net": "graphs directed rewired small assignment parts hops epsilons clouds curves models masses starts strategies",
     "vertices": "distances 4000 20000 100000 million",
     "bounds": "tiny below plane tightness",
-    "curvature": "products escapes solves firm large",
+    "curvature": "products firm large",
     "sizes": "default hops meshes matrices curve",
     "scale": "20000 prototype 45000 100000 published tiles lowrank unseen million",
     "phases": "alone all_but_it cache preparation starts gradient streaming tiles cumulative",
     "peers": "sizes such as 400x500, which are shown and not stored",
-    "ranks": "same sharp dimensions bytes weak memory",
+    "ranks": "same bytes weak memory",
     "gpu": "ceilings tests graphs jobs cold warm default kernels prepared million",
 }
 QUICK = ("phases", "peers", "overhead")

@@ -36,7 +36,7 @@ MACHINE = ("cpu", "cores", "threads", "gpu", "python", "versions")
 SIZES = {"n", "k", "m", "nodes", "columns", "steps", "points", "relaxation", "epsilon", "alpha", "seed", "tol"}
 OUTCOMES = {"measured", "required", "reason", "verdict", "status", "settings", "package", "detail", "group"}
 REFERENCE = re.compile(
-    r"^(before|flat|difference|floor|torch|recorded|stacked|one by one|others|two reads|plan|basis|warm|POT)(?=[ _]|$)"
+    r"^(before|flat|difference|floor|torch|stacked|one by one|others|two reads|plan|basis|warm|POT)(?=[ _]|$)"
     r"|published|POT|SCOT|0\.4\.2"
 )
 # Nothing of ours, two ways of ours, what the rows say already, or small differences of times.

@@ -1,4 +1,4 @@
-"""The curvature of plans: what a product with the Hessian and its ends cost, which saddles are left, what is firm.
+"""The curvature of plans: what a product with the Hessian and its ends cost, what is firm.
 
 Products are compared with automatic differentiation of the objective (two backward passes), by themselves and as what
 Lanczos takes; the floor of a product between stored distances is that of the two matrix products in it.
@@ -6,38 +6,35 @@ Lanczos takes; the floor of a product between stored distances is that of the tw
 
 from __future__ import annotations
 
-import itertools
 import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.common import interleaved, run_groups
-from benchmarks.kinds.graphs import directed_pairs, undirected_pairs
-from benchmarks.overhead import interval
 from benchmarks.quality import clouds, row, timed
 from torchgw import GWResult, curvature, gw_align
-from torchgw.linalg.eigenpairs import lanczos
-from torchgw.linalg.operators import Symmetric, matvec
-from torchgw.objective.hessian import FLAT
+from torchgw.linalg.lanczos import lanczos
+from torchgw.linalg.operators import Matrix, Operator
 
 Row = dict[str, Any]
 Array = np.ndarray
 SIZES, STEPS = (250, 500, 1000), 20
-SADDLES, CLOUDS, GRAPH_POINTS = 100, 24, 120
-SHARE, NOTHING = 0.2, 1e-6  # of a solve, of the gain
 LARGE, LARGE_SECONDS, LARGE_GIB, NEAR = 45_000, 30.0, 1.5, 0.01
+
+
+def matvec(operator: Operator, V: Tensor) -> Tensor:
+    """A V (n, m)."""
+    return operator.image(*operator.metric(V))
 
 
 def cloud(n: int, d: int, seed: int) -> Array:
@@ -49,7 +46,7 @@ def solved(n: int) -> GWResult:
     return gw_align(cloud(n, 3, 0), cloud(n, 2, 1), distances="euclidean", epsilon=5e-3, random_state=0)
 
 
-def by_autograd(result: GWResult) -> Symmetric:
+def by_autograd(result: GWResult) -> Matrix:
     """Half the second derivative on all changes, in units of sqrt(T / epsilon), by two backward passes."""
     assert result.known is not None
     D, E = (side.space.rows(torch.arange(side.space.size)).double() for side in result.known)
@@ -70,7 +67,7 @@ def by_autograd(result: GWResult) -> Symmetric:
             found.append((image * root / 2).flatten())
         return torch.stack(found, 1)
 
-    return Symmetric(product, T.numel(), T.device, torch.float64)
+    return Matrix(product, T.numel(), T.device, torch.float64)
 
 
 def products() -> list[Row]:
@@ -135,134 +132,6 @@ def resident(kind: str) -> float:
     return float(next(line.split()[1] for line in lines if line.startswith(kind))) / 2**10
 
 
-def symmetric_starts(seed: int) -> tuple[Array, Array]:
-    """Points, and a plan that has the symmetries of their distances: mixtures of turns, mirrors and swaps, or all."""
-    rng = np.random.default_rng(seed)
-    n, fold = int(rng.integers(4, 13)), int(rng.integers(2, 6))
-    if seed % 2:
-        t = 2 * np.pi * np.arange(n * fold) / (n * fold)
-        r = 1 + 0.3 * np.cos(fold * t)
-        X = np.stack((r * np.cos(t), r * np.sin(t)), 1)
-        turned = [np.roll(np.eye(len(X)), n * i, 1) for i in range(fold)]
-        return X, (np.mean(turned, 0) if seed % 4 == 1 else np.ones((len(X), len(X))) / len(X)) / len(X)
-    half = rng.normal(size=(n, 2)) * (1, 0.5)
-    X = np.concatenate((half, half + np.array((6, 0)))) if seed % 4 else np.concatenate((half, half * (-1, 1)))
-    return X, (np.eye(2 * n) + np.roll(np.eye(2 * n), n, 1)) / (4 * n)
-
-
-def escapes() -> list[Row]:
-    """A hundred starts that have the symmetry of their problem."""
-    runs, cost = [], []
-    for seed in range(SADDLES):
-        X, init = symmetric_starts(seed)
-        gain = gw_align(X, X, distances="euclidean", epsilon=0.05, random_state=0).gain
-        asked: dict[str, Any] = {"distances": "euclidean", "epsilon": (0.03, 0.01, 0.003)[seed % 3] * gain}
-        result = gw_align(X, X, init=init, random_state=0, **asked)
-        searched, seconds = timed(lambda asked=asked, X=X: gw_align(X, X, random_state=0, **asked))
-        least, spent = timed(
-            lambda result=result: float(curvature(result, 1, largest=0, tol=1e-3, max_steps=16).smallest[0])
-        )
-        cost.append(spent / seconds)
-        runs.append({"escapes": result.escapes, "curvature": least, "value": result.value, "search": searched.value})
-    left = sum(run["escapes"] > 0 for run in runs)
-    second = sum(run["curvature"] >= -FLAT for run in runs)
-    said = f"{second} of {SADDLES}; {left} began at a saddle and left it"
-    found = [row(f"{SADDLES} symmetric starts: second-order points", "all", said, second == SADDLES, runs=runs)]
-    share = float(np.median(cost))
-    found.append(
-        row("looking for a saddle, of a default solve", f"<= {SHARE:.0%}", f"{share:.1%}", share <= SHARE, runs=cost)
-    )
-    return found
-
-
-def symmetric_graphs() -> Iterator[tuple[str, Any]]:
-    """Graphs with symmetries, small enough for many solves."""
-    import networkx as nx
-
-    yield from ((f"cycle {n}", nx.cycle_graph(n)) for n in (12, 30))
-    yield from ((f"path {n}", nx.path_graph(n)) for n in (9, 20))
-    yield from ((f"tree {r} {h}", nx.balanced_tree(r, h)) for r, h in ((2, 3), (2, 4), (3, 2)))
-    yield from ((f"small world {seed}", nx.connected_watts_strogatz_graph(30, 4, 0.1, seed=seed)) for seed in range(3))
-    yield "grid", nx.grid_2d_graph(5, 6)
-    yield "caveman", nx.connected_caveman_graph(4, 6)
-    yield "dodecahedron", nx.dodecahedral_graph()
-    yield "cube", nx.hypercube_graph(4)
-    yield "barbell", nx.barbell_graph(6, 4)
-    yield "ladder", nx.ladder_graph(9)
-    yield "star", nx.star_graph(11)
-
-
-def solved_problems() -> Iterator[tuple[str, tuple[Any, Any], dict[str, Any]]]:
-    """Kinds, spaces and keywords: clouds of several kinds, graphs and noisy copies, graphs with symmetries."""
-    import networkx as nx
-
-    for seed in range(CLOUDS):
-        rng, n = np.random.default_rng(seed), 30 + 5 * (seed % 9)
-        sides = [rng.normal(size=(n, 2 + seed % 3)) for _ in range(2)]
-        kind = ("cloud", "clusters", "sphere")[seed % 3]
-        if kind == "clusters":
-            sides = [side * 0.2 + rng.integers(0, 3, size=(n, 1)) for side in sides]
-        if kind == "sphere":
-            sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
-        yield kind, (sides[0], sides[1]), {"distances": "euclidean"}
-    for pair in itertools.chain(undirected_pairs(), directed_pairs()):
-        if len(pair.A) <= GRAPH_POINTS:
-            yield "graph", (pair.A, pair.B), {"distances": "adjacency"}
-    for _, graph in symmetric_graphs():
-        A, hops = nx.to_numpy_array(graph), np.asarray(nx.floyd_warshall_numpy(graph))
-        yield "symmetric, by adjacency", (A, A), {"distances": "adjacency"}
-        yield "symmetric, by hops", (hops, hops), {"distances": "precomputed"}
-
-
-def objective_of(result: GWResult) -> float:
-    """With its entropy."""
-    plan = np.asarray(result.plan)
-    return float(result.value + 2 * result.epsilon * (plan[plan > 0] * np.log(plan[plan > 0])).sum())
-
-
-def solves() -> list[Row]:
-    """What the look costs and finds where solves begin with a search, against the same solve without it."""
-    runs: list[Row] = []
-    for number, (kind, spaces, more) in enumerate(solved_problems()):
-        gain = gw_align(*spaces, epsilon=0.05, random_state=0, **more).gain
-        asked = more | {"epsilon": (0.03, 0.01, 0.003)[number % 3] * gain, "random_state": 0}
-
-        def solve(spaces: tuple[Any, Any] = spaces, asked: dict[str, Any] = asked) -> tuple[GWResult, float]:
-            return timed(lambda: gw_align(*spaces, **asked))
-
-        ended: dict[bool, tuple[GWResult, float]] = {}
-        for looks in (True, False) if number % 2 else (False, True):
-            with nullcontext() if looks else patch("torchgw.strategies.dense.should_check_saddle", return_value=False):
-                ended[looks] = solve()
-        (result, seconds), (without, spent) = ended[True], ended[False]
-        lower = objective_of(without) - objective_of(result)
-        runs.append(
-            {"kind": kind, "n": len(spaces[0]), "escapes": result.escapes, "curvature": result.certificate.curvature,
-             "lower": lower / gain, "value": result.value / gain, "without": without.value / gain,
-             "time": seconds / spent}
-        )  # fmt: skip
-    return judged_solves(runs)
-
-
-def judged_solves(runs: list[Row]) -> list[Row]:
-    """A line for each kind of these solves."""
-    rows = []
-    for kind in dict.fromkeys(run["kind"] for run in runs):
-        of = [run for run in runs if run["kind"] == kind]
-        left, looked = sum(run["escapes"] > 0 for run in of), [run["time"] for run in of if run["escapes"] == 0]
-        worst, gained = min(run["lower"] for run in of), sum(run["lower"] > NOTHING for run in of)
-        higher = f"at most {-worst:.0e} higher" if worst < 0 else "none higher"
-        said = f"{left} of {len(of)} left a saddle, {gained} end lower, {higher}"
-        met = worst >= -NOTHING
-        if looked:
-            low, high = interval(looked)
-            noise = low <= 1 <= high
-            taken = "within the noise" if noise else f"{np.median(looked) - 1:.1%} of the time"
-            said, met = f"{said}; a look: {taken}", met and np.median(looked) <= 1 + SHARE
-        rows.append(row(f"searched: {kind}", f"none higher, a look <= {SHARE:.0%}", said, bool(met), runs=of))
-    return rows
-
-
 def ring(n: int, minor: float = 1.0, noise: float = 0.0, seed: int = 0) -> Array:
     t = 2 * np.pi * np.arange(n) / n
     return np.stack((np.cos(t), minor * np.sin(t)), 1) + noise * np.random.default_rng(seed).normal(size=(n, 2))
@@ -297,13 +166,7 @@ def large() -> list[Row]:
     return [row(f"both ends at {LARGE} x {LARGE}", required, said, met)]
 
 
-GROUPS: dict[str, Callable[[], list[Row]]] = {
-    "products": products,
-    "escapes": escapes,
-    "solves": solves,
-    "firm": firm,
-    "large": large,
-}
+GROUPS: dict[str, Callable[[], list[Row]]] = {"products": products, "firm": firm, "large": large}
 
 
 def run(groups: list[str] | None = None) -> None:

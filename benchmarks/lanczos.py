@@ -24,8 +24,7 @@ from torch import Tensor
 
 from benchmarks.common import once, show, write
 from torchgw.datasets import make_swiss_roll
-from torchgw.linalg.lanczos import Matvec
-from torchgw.linalg.matrix_functions import Exponential, matrix_function
+from torchgw.linalg.matrix_functions import Exponential, Matvec, matrix_function
 from torchgw.spaces.graph import neighbour_graph
 
 N, COLUMNS, TIME, STEPS = 20000, 1, 0.05, (10, 20, 40, 80)

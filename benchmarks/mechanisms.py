@@ -86,7 +86,6 @@ from torchgw.strategies import (
     cells,
     continuation,
     dense,
-    escape,
     from_cells,
     ladder,
     sharp,
@@ -294,11 +293,6 @@ def _anew(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = 
     return _solve_transport(C, p, q, duals, priced)
 
 
-def _of_product(asked: Any) -> torch.Tensor:
-    p, q = asked.model.masses
-    return p[:, None] * q
-
-
 def _pairs_at_once(asked: Any, plan: Any, cut: Any) -> tuple[Any, bool]:
     return graph_matching.plan_from_pairs(asked, *graph_matching.find_mutual_pairs(asked.similarity(plan))), True
 
@@ -400,13 +394,6 @@ MECHANISMS = (
         (Switch(full_starts.make_unregularized_starts, _one_start, lambda given, named, result: len(result) > 1),),
         MULTISTART,
         True,
-    ),
-    Mechanism(
-        "start-one-pair",
-        "Total variation also begins at the one pair that saves most.",
-        (dense.single_pair_plan, sharp.single_pair_plan, model_form.ModelForm.best_single_pair),
-        (Switch(sharp.single_pair_plan, _of_product),),
-        STARTS,
     ),
     # Views of graphs.
     view(
@@ -756,21 +743,8 @@ MECHANISMS = (
         "vertices",
     ),
     Mechanism(
-        "graded-models",
-        "Total variation is approached through models that are more generous.",
-        (model_form.make_continuation_models,),
-        (
-            Switch(
-                model_form.make_continuation_models,
-                lambda model, gain: [model],
-                lambda given, named, result: len(result) > 1,
-            ),
-        ),
-        EPSILON,
-    ),
-    Mechanism(
         "second-lead",
-        "Semi-relaxed and total variation plans are also searched by a partial model.",
+        "Semi-relaxed plans are also searched by a partial model.",
         (model_form.make_search_models,),
         (
             Switch(
@@ -800,13 +774,6 @@ MECHANISMS = (
             ),
         ),
         EPSILON,
-    ),
-    Mechanism(
-        "saddle-check",
-        "A stationary plan that is a saddle is left along its negative curvature.",
-        (escape,),
-        (never(escape.should_check_saddle),),
-        "methods/dense.py",
     ),
     Mechanism(
         "damping",

@@ -640,7 +640,6 @@ def of_models() -> Iterator[NetProblem]:
         "semi-relaxed y": (SemiRelaxed(0.0, "y"), 1.0),
         "semi-relaxed x, rho 0.05": (SemiRelaxed(0.05, "x"), 1.0),
         "unbalanced kl": (Unbalanced(0.05, 0.1), 1.0),
-        "total variation": (Unbalanced(0.05, 0.05, "tv"), 1.0),
         "fused 0.5": (None, 0.5),
         "fused 0.8": (None, 0.8),
         "partial 0.7 fused 0.5": (Partial(0.7), 0.5),
@@ -649,26 +648,17 @@ def of_models() -> Iterator[NetProblem]:
     }
     for name, (marginals, alpha) in listed.items():
         prices = () if marginals is None else marginals.weights
-        kl = any(0 < price < np.inf for price in prices) and not name.startswith("total")
+        kl = any(0 < price < np.inf for price in prices)
         for seed, epsilon in ((0, 0.0), (1, 5e-3)):
             if (kl or alpha == 0) and epsilon == 0:
                 epsilon = 1e-2 / (seed + 1)
-            if name.startswith("total"):
-                epsilon = 0.0
             make = partial(modelled, seed, None, marginals, alpha, epsilon=epsilon)
             yield _problem("models", f"{name}, epsilon {epsilon:g}, 20 to 40 points, seed {seed}", make)
         sizes = (150, 180)
-        yield _problem(
-            "models", f"{name}, 150 x 180, seed 3", partial(modelled, 3, sizes, marginals, alpha, **_ends(name))
-        )
-    for name in ("partial 0.8", "semi-relaxed y", "fused 0.5", "total variation", "unbalanced kl"):
-        make = partial(modelled, 4, (400, 480), *listed[name], **_ends(name))
+        yield _problem("models", f"{name}, 150 x 180, seed 3", partial(modelled, 3, sizes, marginals, alpha))
+    for name in ("partial 0.8", "semi-relaxed y", "fused 0.5", "unbalanced kl"):
+        make = partial(modelled, 4, (400, 480), *listed[name])
         yield _problem("models", f"{name}, 400 x 480, seed 4", make, True)
-
-
-def _ends(name: str) -> dict[str, Any]:
-    """Total variation has no default epsilon."""
-    return {"epsilon": 0.0} if name == "total variation" else {}
 
 
 def of_masses() -> Iterator[NetProblem]:

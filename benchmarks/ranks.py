@@ -1,5 +1,5 @@
 """One solve by 1, 2 and 4 processes: the same result, bytes as modelled, memory of a rank, and time where each process
-has a core of its own; the end without entropy, and points of many dimensions.
+has a core of its own.
 
 The model counts what `torchgw.distributed.processes` exchanges, from the algorithm alone; measured is what the loopback
 interface has carried meanwhile. With R ranks, N + K points, landmarks L, ranks r of the distances' factors and s of the
@@ -28,8 +28,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,6 @@ HOME = Path(__file__).parent.parent
 EPSILON = 1e-3
 COUNTS = (2, 4)
 SAME = ((5000, 6000), (45_000, 45_000))
-SHARP, MANY_DIMENSIONS = ((3000, 3500), (6000, 7000)), ((20_000, 20_000),)
-DIMENSIONS, NOISE = 100, 3e-3
 SENT = ((20_000, 20_000), (45_000, 45_000))
 SWEPT = 12_000
 WEAK = 20_000  # points of either space for each process
@@ -84,22 +81,10 @@ def swept(n: int, k: int, ranks: int) -> float:
     return 4.0 * (ranks - 1) * (n + 4 * k)
 
 
-def clouds(n: int, k: int) -> tuple[Any, Any]:
-    return make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
-
-
-def cylinder(n: int, seed: int) -> Any:
-    """Points of a part of a cylinder, turned into `DIMENSIONS` dimensions and off it by a little."""
-    draws = np.random.default_rng(seed)
-    angle, height = 3 * draws.random(n), draws.random(n)
-    turned = np.linalg.qr(draws.normal(size=(DIMENSIONS, 3)))[0].T
-    return np.stack((np.cos(angle), np.sin(angle), height), 1) @ turned + NOISE * draws.normal(size=(n, DIMENSIONS))
-
-
-def solved(kind: str, n: int, k: int) -> dict[str, Any]:
-    X, Y = (cylinder(n, 0), cylinder(k, 1)) if kind == "dimensions" else clouds(n, k)
-    epsilon, options = 0 if kind == "sharp" else EPSILON, GWOptions(strategy="streaming")
-    return {"X": X, "Y": Y, "distances": "landmark", "epsilon": epsilon, "random_state": 0, "options": options}
+def solved(n: int, k: int) -> dict[str, Any]:
+    X, Y = make_spiral(n)[0], make_swiss_roll(k, random_state=1)[0]
+    options = GWOptions(strategy="streaming")
+    return {"X": X, "Y": Y, "distances": "landmark", "epsilon": EPSILON, "random_state": 0, "options": options}
 
 
 def carried() -> int:
@@ -124,14 +109,14 @@ def told(result: GWResult, folder: Path, name: str, seconds: float) -> Row:
     return row | {"timings": result.timings, "evaluated": result.evaluated} | memory()
 
 
-def one(kind: str, n: int, k: int, folder: Path) -> Row:
+def one(n: int, k: int, folder: Path) -> Row:
     """The solve of this process alone."""
-    given = solved(kind, n, k)
+    given = solved(n, k)
     began = time.perf_counter()
     return told(gw_align(**given), folder, "alone", time.perf_counter() - began)
 
 
-def several(kind: str, n: int, k: int, folder: Path) -> Row:
+def several(n: int, k: int, folder: Path) -> Row:
     """The same by all ranks; what is sent in one more sweep over all pairs where n and k are those of `SWEPT`."""
     import torch.distributed as dist
 
@@ -141,7 +126,7 @@ def several(kind: str, n: int, k: int, folder: Path) -> Row:
     with open_ranks(None, "cpu") as ranks:
         if n == k == SWEPT:
             return _sweeps(n, ranks)
-        given = DEFAULTS | solved(kind, n, k)
+        given = DEFAULTS | solved(n, k)
         dist.barrier()
         before, began = carried(), time.perf_counter()
         result = align_by_ranks(ranks, given)
@@ -177,7 +162,7 @@ def _sweeps(n: int, ranks: Any) -> Row:
     return {"bytes": (carried() - before) / 3}
 
 
-def ran(case: str, n: int, k: int, count: int, folder: Path, threads: int = 1, kind: str = "curves") -> list[Row]:
+def ran(case: str, n: int, k: int, count: int, folder: Path, threads: int = 1) -> list[Row]:
     """What each of ``count`` processes tells, each pinned to a core as far as there are some."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -187,7 +172,7 @@ def ran(case: str, n: int, k: int, count: int, folder: Path, threads: int = 1, k
     running = []
     for rank in range(count):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if case == "several" else {}
-        words = [case, kind, *map(str, (n, k, rank, folder, threads))]
+        words = [case, *map(str, (n, k, rank, folder, threads))]
         command = [sys.executable, "-m", "benchmarks.ranks", *words]
         running.append(subprocess.Popen(command, env=os.environ | common | own, cwd=HOME))
     codes = [process.wait() for process in running]
@@ -196,15 +181,15 @@ def ran(case: str, n: int, k: int, count: int, folder: Path, threads: int = 1, k
     return [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(count)]
 
 
-def same(kind: str = "curves", sizes: Sequence[tuple[int, int]] = SAME) -> list[Row]:
+def same() -> list[Row]:
     """Matching and value of ranks against one process with as many threads."""
     rows = []
-    for n, k in sizes:
+    for n, k in SAME:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (alone,) = ran("one", n, k, 1, folder, kind=kind)
+            (alone,) = ran("one", n, k, 1, folder)
             for count in COUNTS:
-                every = ran("several", n, k, count, folder, kind=kind)
+                every = ran("several", n, k, count, folder)
                 matched = [
                     np.load(folder / f"rank-{rank}.npy") == np.load(folder / "alone.npy") for rank in range(count)
                 ]
@@ -217,8 +202,6 @@ def same(kind: str = "curves", sizes: Sequence[tuple[int, int]] = SAME) -> list[
                         "marginal_error": max(each["marginal_error"] for each in every),
                         "seconds": every[0]["seconds"],
                         "alone": alone["seconds"],
-                        "prepare": every[0]["timings"]["prepare"],
-                        "prepare_alone": alone["timings"]["prepare"],
                     }
                 )
     return rows
@@ -280,14 +263,7 @@ def largest() -> list[Row]:
     return [row | {"of_one": row["peak"] / alone["peak"], "own_of_one": row["own"] / alone["own"]} for row in rows]
 
 
-GROUPS: dict[str, Callable[[], list[Row]]] = {
-    "same": same,
-    "sharp": partial(same, "sharp", SHARP),
-    "dimensions": partial(same, "dimensions", MANY_DIMENSIONS),
-    "bytes": sent,
-    "weak": weak,
-    "memory": largest,
-}
+GROUPS: dict[str, Callable[[], list[Row]]] = {"same": same, "bytes": sent, "weak": weak, "memory": largest}
 
 
 def run(groups: list[str] | None = None) -> None:
@@ -307,7 +283,6 @@ def main() -> None:
     """What one process does."""
     given = argparse.ArgumentParser()
     given.add_argument("case", choices=("one", "several"))
-    given.add_argument("kind", choices=("curves", "sharp", "dimensions"))
     for name in ("n", "k", "rank"):
         given.add_argument(name, type=int)
     given.add_argument("folder", type=Path)
@@ -318,7 +293,7 @@ def main() -> None:
         os.sched_setaffinity(0, {cores[found.rank % len(cores)]})
     torch.set_num_threads(found.threads)
     warnings.simplefilter("ignore")
-    row = {"one": one, "several": several}[found.case](found.kind, found.n, found.k, found.folder)
+    row = {"one": one, "several": several}[found.case](found.n, found.k, found.folder)
     (found.folder / f"{found.case}-{found.rank}.json").write_text(json.dumps(row))
 
 

@@ -421,7 +421,6 @@ MODES: Table = {
     "envelope": "Envelope()",
     "implicit": "Implicit()",
     "implicit, coarse": "Implicit(tol=1e-5, max_iter=3, n_lanczos=2)",
-    "unrolled": "Unrolled(n_outer=2, n_inner=4)",
     "envelope, tol 1e-15": "Envelope(tol=1e-15)",
 }
 BAD_MODES: Table = {
@@ -429,9 +428,7 @@ BAD_MODES: Table = {
     "class": "Envelope",
     "tol": "Envelope(tol=0.0)",
     "max_iter": "Implicit(max_iter=0)",
-    "n_outer": "Unrolled(n_outer=1.5)",
     "base": "object()",
-    "a huge record": "Unrolled(n_outer=10**6, n_inner=10**6)",
 }
 WORDS: Table = {"auto": "'auto'", "landmark": "'landmark'", "dijkstra": "'dijkstra'", "precomputed": "'precomputed'"}
 BAD_WORDS: Table = {

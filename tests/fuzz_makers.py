@@ -38,7 +38,6 @@ from torchgw import (  # noqa: F401 - the expressions have them
     StoppingOptions,
     Supervision,
     Unbalanced,
-    Unrolled,
     gw_align,
 )
 

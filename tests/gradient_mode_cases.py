@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.problems import generator, uniform
-from torchgw import (
-    Envelope,
-    EuclideanDistances,
-    FeatureCost,
-    GWResult,
-    Implicit,
-    Partial,
-    Unbalanced,
-    Unrolled,
-    gw_align,
-)
+from torchgw import Envelope, EuclideanDistances, FeatureCost, GWResult, Implicit, Partial, Unbalanced, gw_align
 from torchgw.gradients.modes import GradientMode
 
 
@@ -38,8 +28,7 @@ ALPHA = torch.tensor(0.6, dtype=torch.float64)
 FEATURES = cloud(7, 2, 31)
 COMMON: dict[str, Any] = {"epsilon": 0.1, "init": INIT, "random_state": 0, "device": "cpu"}
 ENVELOPE, IMPLICIT = Envelope(tol=1e-12), Implicit(tol=1e-12)
-UNROLLED = Unrolled(tol=1e-12, n_outer=30, n_inner=10)
-MODES = {"envelope": ENVELOPE, "implicit": IMPLICIT, "unrolled": UNROLLED}
+MODES = {"envelope": ENVELOPE, "implicit": IMPLICIT}
 
 
 def align(x: Any = X, y: Any = Y, *, mode: GradientMode | None = IMPLICIT, **arguments: Any) -> GWResult:

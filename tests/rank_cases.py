@@ -43,12 +43,6 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed import processes
 from torchgw.distributed.align import DEFAULTS, align_by_ranks
 from torchgw.distributed.groups import open_ranks
-from torchgw.solvers import factored_transport
-from torchgw.spaces.graph import build_graph
-from torchgw.spaces.prepare import InputSpace
-from torchgw.spaces.shared_graph import graphs_of_shares
-from torchgw.spaces.shortest_paths import shortest_paths
-from torchgw.strategies import vertex_levels
 
 HOME = Path(__file__).parent.parent
 STREAMING = GWOptions(strategy="streaming")
@@ -104,9 +98,6 @@ def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
         "factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto"},
         "float64": own | {"options": replace(STREAMING, mixed_precision=False)},
         "cells of cells": own | {"options": FINE},
-        "sharp": own | {"epsilon": 0},
-        "sharp, masses": own | {"epsilon": 0, "p": masses / masses.sum()},
-        "sharp, factors": own | {"X": factored(n), "Y": factored(k), "distances": "auto", "epsilon": 0},
         "many dimensions": own | {"X": lifted(X), "Y": lifted(Y)},
         "parts": own | {"X": parted(lifted(X)), "Y": parted(lifted(Y))},
         "neighbours": own | {"X": lifted(X), "Y": parted(Y), "options": neighbours},
@@ -114,7 +105,7 @@ def problems(n: int, k: int) -> dict[str, dict[str, Any]]:
     }
 
 
-DAILY = ("left to the solve", "fused and unbalanced", "partial", "masses", "pairs", "factors", "sharp, masses", "parts")
+DAILY = ("left to the solve", "fused and unbalanced", "partial", "masses", "pairs", "factors", "parts")
 
 
 def alone(given: dict[str, Any]) -> GWResult:
@@ -142,18 +133,6 @@ def by_ranks(names: list[str], n: int, k: int) -> dict[str, Any]:
         if name in names:
             found[name] = summary(distributed.gw_align(**given))
     return found
-
-
-LEVELS: dict[str, Any] = problems(600, 700)["sharp"]
-
-
-def with_levels(solve: Callable[..., GWResult], **given: Any) -> GWResult:
-    """A solve without entropy between so few points as if they were many: cells first, and flows."""
-    with (
-        mock.patch.object(factored_transport, "MOST_MASSES", 300),
-        mock.patch.object(vertex_levels, "MOST_MASSES", 300),
-    ):
-        return solve(**given)
 
 
 def on_the_simulated_device() -> dict[str, Any]:
@@ -206,7 +185,7 @@ def refused() -> dict[str, Any]:
         "another": {"X": X + rank, "Y": Y, "p": None},
         "options": {"X": X, "Y": Y, "options": replace(STREAMING, max_memory=2**30 + rank)},
         "dense": {"X": X, "Y": Y, "options": GWOptions(strategy="dense")},
-        "sharp and partial": {"X": X, "Y": Y, "epsilon": 0, "marginals": Partial(0.8)},
+        "without entropy": {"X": X, "Y": InFile(Y[:0]), "epsilon": 0},
         "straight": {"X": X, "Y": Y, "distances": "euclidean"},
         "few": {"X": X, "Y": Y[:2].tolist()},
         "square": {"X": X, "Y": InFile(np.eye(20))},
@@ -234,43 +213,6 @@ def parts(folder: Path) -> dict[str, Any]:
     distributed.save(result, folder / "result")
     result.save(folder / f"whole-{dist.get_rank()}.npz")
     return {}
-
-
-def graphs() -> dict[str, Any]:
-    """Neighbour graphs of points that ranks share, each against that of all points, on the rank that has it."""
-    draws, found = np.random.default_rng(3), {}
-    X, Y = (lifted(points) for points in clouds(300, 350))
-    clusters = draws.normal(size=(200, 24)) + 8.0 * np.eye(24)[np.arange(200) % 7]
-    cases = {
-        "one piece": (X, Y, None),
-        "parts": (parted(X), parted(Y), None),
-        "clusters": (clusters, Y, None),
-        "duplicates": (np.repeat(X, 2, 0), np.repeat(clusters[:30], 30, 0), None),
-        "few neighbours": (parted(X), clusters, 3),
-        "many neighbours": (X, parted(Y), 40),
-        "few points": (X[:4], Y[:6], None),
-    }
-    with open_ranks(None, "cpu") as ranks:
-        for name, (*points, k) in cases.items():
-            spaces = [InputSpace(side, each, "landmark") for side, each in zip("XY", points, strict=True)]
-            shares = {number: each[ranks.share(len(each))] for number, each in enumerate(points)}
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                for number, made in graphs_of_shares(shares, spaces, k, ranks).items():
-                    graph, report = made.finish(k, "XY"[number])
-                    said = [str(each.message) for each in caught]
-                    caught.clear()
-                    known, expected = build_graph(points[number], k, "XY"[number])
-                    paths, others = (shortest_paths([(each, np.arange(2))])[0] for each in (graph, known))
-                    found[f"{name} {number}"] = {
-                        "report": report == expected and np.array_equal(report.short_cuts, expected.short_cuts),
-                        "edges": np.array_equal(graph.indices, known.indices),
-                        "off": float(abs(paths - others).max() / others.max()),
-                        "told": said == [str(each.message) for each in caught],
-                        "parts": report.n_components,
-                    }
-                    caught.clear()
-    return found
 
 
 def files(folder: Path) -> dict[str, Any]:
@@ -340,14 +282,12 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "large": lambda folder: by_ranks(["balanced"], 5000, 6000),
     "larger": lambda folder: by_ranks(["balanced"], 45000, 45000),
     "models at 3000": lambda folder: by_ranks(
-        ["fused", "semi-relaxed", "unbalanced", "partial", "fused and unbalanced", "sharp"], 3000, 3500
+        ["fused", "semi-relaxed", "unbalanced", "partial", "fused and unbalanced"], 3000, 3500
     ),
-    "levels": lambda folder: summary(with_levels(distributed.gw_align, **LEVELS)),
     "device": lambda folder: on_the_simulated_device(),
     "killed": cut_off,
     "resumed": lambda folder: summary(distributed.resume(folder / "kept")),
     "refused": lambda folder: refused(),
-    "graphs": lambda folder: graphs(),
     "parts": parts,
     "files": files,
     "stopped": stopped,
@@ -366,7 +306,7 @@ def run_ranks(case: str, count: int, folder: Path, seconds: float = 120.0) -> li
     common = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     start = multiprocessing.get_context("forkserver")
-    start.set_forkserver_preload([__name__, "sklearn.neighbors", "ortools.graph.python.min_cost_flow"])
+    start.set_forkserver_preload([__name__, "sklearn.neighbors"])
     running = [
         start.Process(target=main, args=(case, folder, common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}))
         for rank in range(count)

@@ -29,7 +29,6 @@ from torchgw import (
     PrecomputedDistances,
     SpaceOptions,
     StoppingOptions,
-    Unrolled,
     cli,
     gw_align,
     gw_neighbours,
@@ -189,7 +188,7 @@ def test_other_losses_have_the_bilinear_form_too(loss: SeparableLoss, directed: 
     gradient = ExactGradient(*spaces, torch.from_numpy(p), torch.from_numpy(q), loss)
     cost = gradient(DenseCoupling(torch.from_numpy(T)), torch.from_numpy(p)).rows(slice(None)).numpy()
     assert float((cost * S).sum()) == pytest.approx(expected, rel=1e-12)
-    pair = PairLoss.of(loss, *map(torch.from_numpy, (D, E)), not any(directed))
+    pair = PairLoss.of(loss, *map(torch.from_numpy, (D, E)))._replace(symmetric=not any(directed))
     cost = pair.cost(*map(torch.from_numpy, (T, T.sum(1), T.sum(0)))).rows(slice(None)).numpy()
     assert float((cost * S).sum()) == pytest.approx(expected, rel=1e-6)
 
@@ -280,10 +279,7 @@ def entropic(A: Tensor, B: Tensor, p: Tensor, T: Tensor, mode: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("directed", "mode"),
-    in_turn(
-        [(True, True), (True, False), (False, False)],
-        [Envelope(tol=1e-12), Implicit(tol=1e-12), Unrolled(tol=1e-12, n_outer=60)],
-    ),
+    in_turn([(True, True), (True, False), (False, False)], [Envelope(tol=1e-12), Implicit(tol=1e-12)]),
 )
 def test_gradients_are_those_of_finite_differences(mode: Any, directed: tuple[bool, bool]) -> None:
     """Of the objective in both matrices, the largest entry's scale included, and in the masses; of the plan in one."""
@@ -299,8 +295,7 @@ def test_gradients_are_those_of_finite_differences(mode: Any, directed: tuple[bo
     loss, moved = of(*leaves, mode)
     loss.backward(retain_graph=True)
     slopes = [leaf.grad.clone() for leaf in leaves]
-    through = mode if isinstance(mode, Implicit | Unrolled) else None
-    if through is not None:
+    if isinstance(mode, Implicit):
         (of_plan,) = torch.autograd.grad(moved, leaves[:1])
     rng, step = np.random.default_rng(3), 1e-5
     for place, leaf in enumerate(leaves):
@@ -312,11 +307,11 @@ def test_gradients_are_those_of_finite_differences(mode: Any, directed: tuple[bo
             near[place] = near[place] + sign * step * W
             ends.append([float(value.detach()) for value in of(*near, Implicit(tol=1e-12))])
         assert float((slopes[place] * W).sum()) == pytest.approx((ends[0][0] - ends[1][0]) / (2 * step), rel=1e-5)
-        if place == 0 and through is not None:
+        if place == 0 and isinstance(mode, Implicit):
             assert float((of_plan * W).sum()) == pytest.approx((ends[0][1] - ends[1][1]) / (2 * step), rel=1e-4)
 
 
-MODES = [Envelope(tol=1e-12), Implicit(tol=1e-12), Unrolled(tol=1e-12, n_outer=20)]
+MODES = [Envelope(tol=1e-12), Implicit(tol=1e-12)]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: type(mode).__name__)

@@ -38,7 +38,6 @@ from torchgw import (
     StoppingOptions,
     Supervision,
     Unbalanced,
-    Unrolled,
     estimate,
     gw_align,
     gw_loss,
@@ -249,6 +248,16 @@ BAD: list[tuple[str, Any, str]] = [
         "Own.rows must give finite",
     ),
     ("a divergence beyond floats", lambda: Unbalanced(1e300, 1.0), r"rho_x must be within .*1e\+18.*math.inf"),
+    (
+        "total variation",
+        lambda: Unbalanced(0.1, 0.1, divergence="tv"),
+        r"divergence must be 'kl', got 'tv'; total variation .* use Partial\(mass\), .* or Unbalanced\(rho_x, rho_y\)",
+    ),
+    (
+        "another divergence",
+        lambda: Unbalanced(0.1, 0.1, "l2"),
+        r"divergence must be 'kl', got 'l2'; .* Partial\(mass\)",
+    ),
     ("a divergence of nothing", lambda: Unbalanced(1e-300, 1.0), r"rho_x must be within \[1e-18.*SemiRelaxed\(0.0\)"),
     (
         "a strength beyond floats",
@@ -470,7 +479,7 @@ def test_a_plan_to_begin_with_may_be_of_any_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [2e-8, 1e-12, 1e-300])
-@pytest.mark.parametrize("mode", [None, Envelope(), Implicit(), Unrolled()])
+@pytest.mark.parametrize("mode", [None, Envelope(), Implicit()])
 @pytest.mark.parametrize("strategy", ["dense", "streaming", "low-rank"])
 def test_an_epsilon_beyond_float64_is_refused_at_once(epsilon: float, mode: Any, strategy: str) -> None:
     if mode is not None and strategy != "dense":
@@ -503,7 +512,7 @@ MODELS = [torchgw.Balanced(), torchgw.SemiRelaxed(0.1), torchgw.Unbalanced(1.0, 
 
 @pytest.mark.parametrize("marginals", MODELS, ids=lambda model: type(model).__name__)
 @pytest.mark.parametrize("strategy", ["auto", "dense", "streaming", "low-rank"])
-@pytest.mark.parametrize("mode", [None, Envelope(), Unrolled()])
+@pytest.mark.parametrize("mode", [None, Envelope()])
 @pytest.mark.parametrize("more", ["", "cost", "kl", "sampled", "little memory"])
 def test_a_remedy_for_a_small_epsilon_is_one_that_is_taken(
     marginals: Any, strategy: str, mode: Any, more: str, monkeypatch: pytest.MonkeyPatch

@@ -81,10 +81,6 @@ def differentiated():
     return gw_align(X.requires_grad_(), Y, **mode)
 
 
-def total_variation():
-    return clouds(8, 9, marginals=Unbalanced(0.02, 0.02, "tv"), epsilon=0.0)
-
-
 CASES = {
     "few points": partial(clouds, 30, 30, epsilon=0.0),
     "few points, masses": lambda: clouds(20, 24, p=masses(20), q=masses(24), epsilon=0.0),
@@ -100,7 +96,6 @@ CASES = {
         options=GWOptions(strategy="sparse"),
         random_state=0,
     ),
-    "total variation": total_variation,
     "semi-relaxed": partial(clouds, 10, 14, marginals=SemiRelaxed(0.0, "y"), epsilon=0.0),
     "partial": partial(clouds, 8, 9, marginals=Partial(0.6)),
     "relaxed": partial(clouds, 40, 45, marginals=Unbalanced(0.05, 0.05), epsilon=1e-2),
@@ -122,8 +117,8 @@ LARGE = {
 LARGE |= {"between-factors", "permutations", "curves", "cells-of-curves", "newton", "sharpening"}
 LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
-SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "graded-models", "landmarks-farthest"}
-SLOW |= {"landmarks-random", "landmarks-spread", "second-lead", "start-all-distributions", "start-one-pair"}
+SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "landmarks-farthest"}
+SLOW |= {"landmarks-random", "landmarks-spread", "second-lead", "start-all-distributions"}
 SLOW |= {"start-random-all", "view-cost", "warm-basis"}
 
 

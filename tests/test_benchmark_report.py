@@ -90,7 +90,7 @@ def results() -> dict[str, Content]:
         "eager": 2.0,
         "triton": None,
     }
-    gradient = {"problem": "gw", "dtype": "float64", "recorded s": 2.0, "implicit s": 1.0, "implicit MiB": 3.0}
+    gradient = {"problem": "gw", "dtype": "float64", "implicit s": 1.0, "implicit MiB": 3.0}
     steady = {"adjoint seconds": 1.0, "adjoint MiB": 10.0, "stacked seconds": 2.0, "stacked MiB": 90.0}
     contents: dict[str, Content] = {
         "peers": {"rows": rows, "preparation": [{"N": 100, "seconds": 1.0}], "summary": [{"size": "100 x 200"}]},

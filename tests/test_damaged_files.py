@@ -182,6 +182,7 @@ def test_results_of_versions_that_wrote_no_checksum_are_read(result: GWResult, t
     assert arrays["matching"].shape == (90,)
     meta = json.loads(str(arrays["meta"]))
     meta["options"]["low_rank"]["n_starts"] = 4  # an option that was
+    meta |= {"escapes": 1, "certificate": meta["certificate"] | {"curvature": 0.5, "curvature_error": None}}
     np.savez(tmp_path / "old.npz", allow_pickle=False, **arrays | {"meta": np.array(json.dumps(meta))})
     old = GWResult.load(tmp_path / "old.npz")
     assert_same(old, result)
@@ -206,9 +207,7 @@ def test_files_that_were_written_before_are_read_and_written_alike(name: str, tm
     assert math.isnan(new.pop("distance_correlation"))
     assert new.pop("path") == new.pop("warnings") == []
     assert new["marginals"].pop("divergence", "kl") == "kl"
-    assert new.pop("escapes") == 0
     assert new["options"]["spaces"].pop("weight", "weight") == "weight"
-    assert [new["certificate"].pop(name) for name in ("curvature", "curvature_error")] == [None, None]
     assert all(basin.pop("origin") == "unknown" for basin in new["basins"])
     counts = [basin["count"] for basin in old["basins"]]
     starts = {"starts": sum(counts), "agreeing_starts": sum(counts[:1])}

@@ -21,7 +21,6 @@ from torchgw import (
     StoppingOptions,
     Supervision,
     Unbalanced,
-    Unrolled,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
@@ -63,8 +62,10 @@ def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: An
     X, Y, weights = uniform(12, 3, seed=1), uniform(14, 2, seed=2), uniform(12, 14, seed=3)
     rules = Supervision(pairs=[(0, 3), (5, 9)], forbidden=[(2, 2)], strength=0.02)
 
-    def outputs(x: Tensor, p: Tensor, init: Tensor | None = None, mode: Any = Implicit(tol=1e-12)) -> tuple[Any, Any]:  # noqa: B008
-        result = align(x, Y, mode, p=p, distances="euclidean", supervision=rules, marginals=marginals, init=init)
+    def outputs(x: Tensor, p: Tensor, init: Tensor | None = None) -> tuple[Any, Any]:
+        result = align(
+            x, Y, Implicit(tol=1e-12), p=p, distances="euclidean", supervision=rules, marginals=marginals, init=init
+        )
         plans.append(result.plan.detach())
         return result.loss, (result.plan * weights).sum()
 
@@ -72,8 +73,6 @@ def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: An
     x, p = X.clone().requires_grad_(), torch.full((12,), 1 / 12, dtype=torch.float64, requires_grad=True)
     loss, function = outputs(x, p)
     gradients = [torch.autograd.grad(output, (x, p), retain_graph=True) for output in (loss, function)]
-    recorded = outputs(x, p, plans[0], Unrolled(tol=1e-12, n_outer=150, n_inner=10))
-    others = [torch.autograd.grad(output, (x, p), retain_graph=True) for output in recorded]
     along = uniform(12, 3, seed=4) - 0.5, uniform(12, seed=5) - uniform(12, seed=5).mean()
     h = 1e-3  # values of functions are off by 1e-12
     for i in (0, 1):
@@ -83,11 +82,10 @@ def test_soft_supervision_is_part_of_the_loss_and_of_all_gradients(marginals: An
             moved[i] = moved[i] + step * along[i]
             return [float(side.detach()) for side in outputs(moved[0], moved[1], plans[0])]
 
-        ends = zip(at(h), at(-h), at(2 * h), at(-2 * h), gradients, others, strict=True)
-        for a, b, c, d, gradient, other in ends:
+        ends = zip(at(h), at(-h), at(2 * h), at(-2 * h), gradients, strict=True)
+        for a, b, c, d, gradient in ends:
             expected = (8 * (a - b) - (c - d)) / (12 * h)
             assert float((gradient[i] * along[i]).sum()) == pytest.approx(expected, rel=1e-5)
-            assert float((other[i] * along[i]).sum()) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("tracked", [True, False])
@@ -118,12 +116,6 @@ def test_a_solve_that_was_cut_short_is_not_trusted() -> None:
     result.plan[0, 0].backward()
     assert not result.converged
     assert not result.gradient_report.trusted
-
-
-def test_recorded_iterations_beyond_the_memory_are_refused_before_any_work() -> None:
-    X = torch.rand(600, 2, requires_grad=True)
-    with pytest.raises(MemoryError, match=r"the record of 20 x 50 iterations \(600 x 500\) would take .* Implicit"):
-        torchgw.gw_loss(X, torch.rand(500, 2), gradient_mode=Unrolled())
 
 
 def test_the_condition_number_is_that_of_the_system() -> None:

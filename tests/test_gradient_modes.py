@@ -24,7 +24,6 @@ from tests.gradient_mode_cases import (
     LEAVES,
     MODES,
     READINGS,
-    UNROLLED,
     G,
     P,
     Q,
@@ -53,7 +52,6 @@ from torchgw import (
     Partial,
     PrecomputedDistances,
     Unbalanced,
-    Unrolled,
     gw_align,
     gw_loss,
 )
@@ -74,15 +72,11 @@ from torchgw.request.request import build_problem
             "options.strategy must be 'auto', 'dense' or 'streaming' .*'low-rank'",
         ),
         (
-            {"options": GWOptions(strategy="streaming"), "mode": UNROLLED},
-            r"options.strategy must be 'auto' or 'dense' with .*Unrolled\(\), got 'streaming'",
-        ),
-        (
             {"options": GWOptions(strategy="streaming")},
             "X must have factored distances with the streaming strategy and a gradient mode",
         ),
-        ({"mode": "implicit"}, r"gradient_mode must be None, Envelope\(\), .*, got str"),
-        ({"mode": Implicit}, r"gradient_mode must be None, Envelope\(\), .*, got the class Implicit"),
+        ({"mode": "unrolled"}, r"gradient_mode must be None, Envelope\(\) or Implicit\(\), got str"),
+        ({"mode": Implicit}, r"gradient_mode must be None, Envelope\(\) or .*, got the class Implicit"),
         ({"mode": True}, r"gradient_mode must be .*, got bool"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
@@ -96,12 +90,11 @@ def test_what_has_no_gradient_is_refused_and_named(options: dict[str, Any], mess
     ("mode", "message"),
     [
         (lambda: Envelope(tol=0), "tol must be a finite number > 0"),
-        (lambda: Unrolled(tol="tight"), "tol must be a number"),  # type: ignore[arg-type]
+        (lambda: Implicit(tol="tight"), "tol must be a number"),  # type: ignore[arg-type]
         (lambda: Implicit(max_iter=0), "max_iter must be >= 1"),
+        (lambda: Implicit(max_iter=2.5), "max_iter must be an integer"),  # type: ignore[arg-type]
         (lambda: Implicit(n_lanczos=1), "n_lanczos must be >= 2"),
         (lambda: Implicit(trusted_error=0), "trusted_error must be a finite number > 0"),
-        (lambda: Unrolled(n_outer=0), "n_outer must be >= 1"),
-        (lambda: Unrolled(n_inner=2.5), "n_inner must be an integer"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_options_of_a_mode_are_refused(mode: Callable[[], Any], message: str) -> None:
@@ -117,7 +110,6 @@ def test_a_loss_without_a_mode_is_refused() -> None:
 CASES = [
     *(("implicit", name) for name in LEAVES),
     *(("envelope", name) for name in ("X", "p", "cost", "alpha", "matrix")),
-    *(("unrolled", name) for name in ("X", "p", "alpha", "squared points")),
 ]
 
 
@@ -213,20 +205,6 @@ def test_gradcheck_passes_for_the_plan() -> None:
 
     given = leaf(X), leaf(Y), leaf(P), leaf(Q)
     assert torch.autograd.gradcheck(plan, given, eps=1e-5, atol=1e-7, rtol=1e-6, fast_mode=True)
-
-
-def test_implicit_gradients_are_those_of_recorded_iterations() -> None:
-    one, other = (
-        gradient(lambda x, mode=mode: (G * align(x, mode=mode, epsilon=0.05).plan).sum(), X)  # type: ignore[misc]
-        for mode in (IMPLICIT, Unrolled(tol=1e-12, n_outer=40, n_inner=20))
-    )
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * float(one.abs().max()))
-
-
-def test_recorded_iterations_do_not_move_the_plan() -> None:
-    spaces = cloud(15, 2, 90), cloud(15, 2, 90)[:12] + 0.02 * cloud(12, 2, 7)
-    result = align(*spaces, epsilon=3e-3, init=None, mode=Unrolled(n_outer=2, n_inner=5))
-    assert float((result.plan - result.coupling.to_dense()).abs().sum()) < 1e-6
 
 
 def test_the_plan_of_the_envelope_is_a_constant() -> None:
@@ -379,7 +357,7 @@ def test_points_without_mass_do_not_count(reading: str) -> None:
     assert float((found * along).sum()) == pytest.approx(float(slope(of, X, along)), rel=1e-5, abs=1e-8)
 
 
-@pytest.mark.parametrize("mode", ["envelope", "implicit", "unrolled"])
+@pytest.mark.parametrize("mode", ["envelope", "implicit"])
 def test_masses_have_gradients_where_others_are_zero(mode: str) -> None:
     p, along = P.clone(), direction(P)
     p[2], along[2] = 0.0, 0.0

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torchgw
 from tests.problems import uniform
-from torchgw import Balanced, Envelope, GWOptions, Implicit, Partial, SemiRelaxed, SpaceOptions, Unbalanced, Unrolled
+from torchgw import Balanced, Envelope, GWOptions, Implicit, Partial, SemiRelaxed, SpaceOptions, Unbalanced
 
 MODELS = {
     "balanced": Balanced(),
@@ -22,18 +22,7 @@ MODELS = {
     "unbalanced": Unbalanced(0.2, 0.1),
     "partial": Partial(0.7),
 }
-MODES = {
-    "envelope": Envelope(tol=1e-12),
-    "implicit": Implicit(tol=1e-12),
-    "unrolled": Unrolled(tol=1e-12, n_outer=150, n_inner=10),
-}
-SLOWER = {  # recorded iterations converge more slowly, or need their problems solved
-    ("loss kl", "balanced"): Unrolled(tol=1e-12, n_outer=150, n_inner=40),
-    ("loss kl", "semi-relaxed"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),
-    ("loss kl", "free"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),
-    ("loss kl", "unbalanced"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),
-    ("loss kl", "partial"): Unrolled(tol=1e-12, n_outer=400, n_inner=10),
-}
+MODES = {"envelope": Envelope(tol=1e-12), "implicit": Implicit(tol=1e-12)}
 ARGUMENTS = {
     "points": ("X", "Y", "FX", "FY", "p", "q", "alpha"),
     "matrices": ("DX", "DY", "M"),
@@ -135,8 +124,7 @@ def outputs(result: Any) -> tuple[Tensor, Tensor]:
 def gradients(kind: str, model: str, mode: str) -> dict[str, tuple[Tensor, Tensor]]:
     """Those of both outputs, by argument."""
     given = {name: value.clone().requires_grad_() for name, value in arguments(kind, model).items()}
-    how = SLOWER.get((kind, model), MODES[mode]) if mode == "unrolled" else MODES[mode]
-    result = solve(kind, model, given, how, solution(kind, model))
+    result = solve(kind, model, given, MODES[mode], solution(kind, model))
     wanted = [given[name] for name in ARGUMENTS[kind]]
     loss, function = outputs(result)
     first = torch.autograd.grad(loss, wanted, retain_graph=True)
@@ -173,7 +161,7 @@ def slopes(kind: str, model: str, name: str) -> tuple[Tensor, list[float]]:
 @pytest.mark.parametrize(("kind", "model", "name"), CASES)
 def test_gradients_are_those_of_finite_differences(kind: str, model: str, name: str) -> None:
     along, expected = slopes(kind, model, name)
-    for output, mode in [(0, "envelope"), (0, "implicit"), (0, "unrolled"), (1, "implicit"), (1, "unrolled")]:
+    for output, mode in [(0, "envelope"), (0, "implicit"), (1, "implicit")]:
         found = float((gradients(kind, model, mode)[name][output] * along).sum())
         assert abs(found - expected[output]) <= 1e-5 * abs(expected[output]), (output, mode)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.sparse import block_diag, csr_matrix
 from scipy.sparse.csgraph import dijkstra
+from scipy.special import ive
 from torch import Tensor
 
 import torchgw
@@ -122,10 +123,14 @@ def test_lanczos_rows_equal_the_dense_kernel() -> None:
 
 
 def test_the_number_of_steps_grows_with_the_root_of_time() -> None:
-    counts = [steps_for(10.0, time, 10**6) for time in (1.0, 100.0, 10000.0)]
+    counts = [steps_for(10.0, time) for time in (1.0, 100.0, 10000.0)]
     assert counts == sorted(counts)
     assert counts[2] / counts[1] == pytest.approx(10, rel=0.15)
-    assert steps_for(10.0, 10000.0, 50) == 50
+    for x in (0.0, 1e-8, 0.5, 30.0, 4000.0, 1e6):  # twice as many coefficients have no larger ones
+        n = steps_for(2.0, x)
+        tail = ive(np.arange(n, 2 * n + 60), x)
+        assert tail.max() < 1e-15
+        assert n == 1 or ive(n - 1, x) >= 1e-15
 
 
 def test_the_diagonal_of_the_kernel_follows_from_landmarks() -> None:

@@ -188,14 +188,14 @@ def test_the_quadratic_part_that_gradients_see_is_the_four_index_sum(left: str, 
     signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     matrices = [(F * signs) @ F.T for F in factors]
     x, y = (
-        DifferentiableDistances(F=F, signs=signs) if kind == "factored" else DifferentiableDistances(matrix=D)
+        DifferentiableDistances(factors=(F, signs)) if kind == "factored" else DifferentiableDistances(matrix=D)
         for kind, F, D in zip((left, right), factors, matrices, strict=True)
     )
     T = coupling.to_dense()
     expected = (
         (matrices[0][:, None, :, None] - matrices[1][None, :, None, :]).square() * T[:, :, None, None] * T
     ).sum()
-    plan = PlanMoments(T if stored else coupling)
+    plan = PlanMoments(DenseCoupling(T) if stored else coupling)
     found = quadratic_value(x, y, plan)
     torch.testing.assert_close(found, expected)
     slopes = (torch.autograd.grad(value, factors, retain_graph=True) for value in (found, expected))

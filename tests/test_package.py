@@ -76,6 +76,13 @@ def test_an_earlier_name_warns_and_means_the_same(earlier: str, now: str) -> Non
     assert earlier not in dir(torchgw)
 
 
+@pytest.mark.parametrize(("name", "instead"), torchgw.REMOVED.items())
+def test_a_removed_name_is_refused_with_what_to_use_instead(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=f"torchgw.{name} was removed: {instead}"):
+        getattr(torchgw, name)
+    assert name not in dir(torchgw)
+
+
 @pytest.mark.parametrize("asked", ["", "--help", "--version", "nonsense"])
 def test_nothing_heavy_is_imported_before_it_is_needed(asked: str) -> None:
     call = f"cli.main([{asked!r}])" if asked else "dir(torchgw), torchgw.__version__, hasattr(torchgw, 'nonsense')"

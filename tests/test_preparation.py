@@ -22,6 +22,7 @@ from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
 from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortcuts, shortest_paths
 from torchgw.spaces.graph import build_graph, neighbour_graph
+from torchgw.spaces.neighbours import TREE_DIMENSIONS
 from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
 
@@ -76,8 +77,9 @@ def test_short_cuts_are_those_of_the_definition(cloud: Callable[[int], Array]) -
         row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))
         graph.data = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
         expected = short_cuts_by_definition(points, k)
-        for led in ((points,), (None,), (None, False))[seed % 2 :: 2]:
-            cut = short_cuts(graph, pattern.data == 2, *led)
+        nowhere = np.zeros((len(points), 1)), np.zeros((len(points), TREE_DIMENSIONS + 1))  # which lead no search
+        for led in (points, *nowhere)[seed % 2 :: 2]:
+            cut = short_cuts(graph, pattern.data == 2, led)
             assert {(i, j) for i, j in cut.tolist()} == expected
         total += len(expected)
     assert total > 50
@@ -105,7 +107,7 @@ def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float
     graph = edges.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
     mutual = np.ones(graph.nnz, dtype=bool)
     mutual[edges.entry_positions(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
-    assert len(short_cuts(graph, mutual)) == n_cut
+    assert len(short_cuts(graph, mutual, np.zeros((4, 1)))) == n_cut
 
 
 def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,20 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.problems import ROLL, SPIRAL
-from torchgw import (
-    EuclideanDistances,
-    GWOptions,
-    GWResult,
-    Implicit,
-    Unrolled,
-    gw_align,
-    gw_loss,
-    gw_neighbours,
-    gw_pairwise,
-)
+from torchgw import EuclideanDistances, GWOptions, GWResult, Implicit, gw_align, gw_loss, gw_neighbours, gw_pairwise
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.gradients.adjoint import Adjoint
-from torchgw.gradients.modes import GradientMode
 from torchgw.runtime.surroundings import exact_products
 
 CUDA, CPU, EVERYTHING = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul, torch.backends
@@ -207,11 +196,10 @@ def spaces() -> tuple[EuclideanDistances, EuclideanDistances]:
 GIVEN: dict[str, Any] = {name: given for name, given in SMALL.items() if name != "distances"}
 
 
-@pytest.mark.parametrize("mode", [Implicit(), Unrolled(n_outer=2, n_inner=2)], ids=["implicit", "unrolled"])
-def test_losses_and_plans_of_float32_are_exact(mode: GradientMode) -> None:
-    found = gw_align(*spaces(), **GIVEN, gradient_mode=mode)
+def test_losses_and_plans_of_float32_are_exact() -> None:
+    found = gw_align(*spaces(), **GIVEN, gradient_mode=Implicit())
     assert found.plan.dtype == torch.float32
-    assert all(products_of(lambda: gw_loss(*spaces(), **GIVEN, gradient_mode=mode)))
+    assert all(products_of(lambda: gw_loss(*spaces(), **GIVEN, gradient_mode=Implicit())))
     read = products_of(lambda: (found.loss, found.push(SPIRAL[::9])))
     assert read
     assert all(read)

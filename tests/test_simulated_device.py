@@ -36,7 +36,6 @@ from torchgw import (
     StoppingOptions,
     Supervision,
     Unbalanced,
-    Unrolled,
     gw_align,
     gw_pairwise,
     resume,
@@ -54,7 +53,6 @@ LOW_RANK = GWOptions(strategy="low-rank", low_rank=LowRankOptions(rank=3))
 STREAMING = replace(SEARCH, strategy="streaming", ladder=LadderOptions(n_cells=16))
 GIVEN: dict[str, Any] = {"init": INIT, "epsilon": 5e-3}
 SHORT: dict[str, Any] = GIVEN | {"options": GWOptions(stopping=StoppingOptions(max_iter=2, min_iter=1))}
-MODES = cases.MODES | {"unrolled": Unrolled(n_outer=3, n_inner=4)}
 STREAMED: dict[str, Any] = {"options": replace(STREAMING, coarse=None), "epsilon": 5e-3}
 
 
@@ -216,13 +214,10 @@ def test_rules_are_taken_from_tensors_of_the_device() -> None:
         ("implicit", {}),
         ("implicit", {"cost": cases.COST}),
         ("implicit", {"options": GWOptions(strategy="streaming")}),
-        ("unrolled", {}),
         *(
             pytest.param(mode, given, marks=pytest.mark.slow)
             for mode, given in [
                 ("implicit", {"marginals": Partial(0.7)}),
-                ("unrolled", {"marginals": Partial(0.7)}),
-                ("unrolled", {"marginals": Unbalanced(0.5, 0.3)}),
                 ("envelope", {"options": GWOptions(strategy="streaming")}),
                 ("implicit", {"marginals": Unbalanced(0.5, 0.3)}),
             ]
@@ -233,7 +228,7 @@ def test_gradients_flow_through_the_device_and_are_those_of_the_cpu(mode: str, g
     def gradients(device: str) -> list[Tensor]:
         leaves = [cases.leaf(side.to(device)) for side in (cases.X, cases.Y, cases.P, cases.Q)]
         x, y = (EuclideanDistances(side, squared=True) for side in leaves[:2])
-        common = {"init": cases.INIT, "epsilon": 0.1, "gradient_mode": MODES[mode]}
+        common = {"init": cases.INIT, "epsilon": 0.1, "gradient_mode": cases.MODES[mode]}
         found = align(x, y, device=device, p=leaves[2], q=leaves[3], **(common | given))
         outputs = [found.loss]
         if mode != "envelope":

@@ -13,7 +13,7 @@ import torch
 from scipy.special import logsumexp
 
 import torchgw
-from torchgw import GWOptions, GWResult, LowRankOptions, Partial, SemiRelaxed, Unbalanced, gw_align
+from torchgw import GWOptions, GWResult, LowRankOptions, Partial, SemiRelaxed, gw_align
 from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.solvers.soft_plan import BYTES
@@ -40,7 +40,6 @@ KINDS = {
     "linear": (X, MORE, {"cost": M, "alpha": 0}),
     "partial": (X, MORE, EUCLIDEAN | {"marginals": Partial(0.7)}),
     "semi-relaxed": (X, MORE, EUCLIDEAN | {"marginals": SemiRelaxed()}),
-    "total variation": (X, MORE, EUCLIDEAN | {"marginals": Unbalanced(0.1, 0.1, "tv")}),
     "few entries": (X, MORE, {"distances": "landmark", "options": GWOptions(strategy="streaming")}),
     "streamed": (
         X,

@@ -347,7 +347,8 @@ def test_a_k_as_small_as_the_chosen_one_is_warned_about_too(k: int) -> None:
 
 def cut_of(n: int, source: Array, target: Array, length: Array) -> Array:
     """The short cuts among directed neighbour edges."""
-    return short_cuts(from_edges(n, source, target, length), symmetrise_edges(n, source, target).data == 2)
+    graph = from_edges(n, source, target, length)
+    return short_cuts(graph, symmetrise_edges(n, source, target).data == 2, np.zeros((n, 1)))
 
 
 def test_an_edge_that_cuts_across_is_found_and_a_ring_is_left_whole() -> None:

@@ -55,8 +55,9 @@ def test_rules_of_pairs_are_the_penalties_they_stand_for(factored: bool) -> None
     for pairs in (np.array([[0, 1], [0, 2], [3, 2], [4, 6]]), np.array([[0, 1], [2, 1], [3, 1], [4, 6]])):
         listed = np.zeros((n, k))
         listed[pairs[:, 0], pairs[:, 1]] = 1.0
-        found = _forbidden_penalty(pairs, n, k, factored).rows(slice(0, n))
-        np.testing.assert_allclose(found, listed)
+        for few in (0, 1):
+            found = _forbidden_penalty(pairs, (n, k), few, factored).rows(slice(0, n))
+            np.testing.assert_allclose(found, listed)
         room = [(mass > 0) & (own <= mass) for mass, own in ((listed @ q, p), (p @ listed, q))]
         found = _pair_penalty(pairs, p, q, factored).rows(slice(0, n))
         np.testing.assert_allclose(found, np.where(listed > 0, 0.0, np.add.outer(*(1.0 * side for side in room))))

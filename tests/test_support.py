@@ -31,7 +31,6 @@ from torchgw import (
     SemiRelaxed,
     Supervision,
     Unbalanced,
-    Unrolled,
     curvature,
     epsilon_path,
     gw_align,
@@ -247,7 +246,7 @@ def test_costs_rules_and_starts_of_points_without_mass_do_not_count() -> None:
         same(gw_align(X, Y, p=P, **given, **one), gw_align(CLOUDS["far"], Y, p=MASS, **given, **other))
 
 
-@pytest.mark.parametrize("mode", [Envelope(), Implicit(), Unrolled()])
+@pytest.mark.parametrize("mode", [Envelope(), Implicit()])
 @pytest.mark.parametrize("make", [lambda x: x, EuclideanDistances, lambda x: PrecomputedDistances(torch.cdist(x, x))])
 def test_gradients_of_the_other_points_are_the_same_and_those_without_mass_have_none(mode: Any, make: Any) -> None:
     def gradients(points: np.ndarray, mass: np.ndarray) -> tuple[torch.Tensor, ...]:

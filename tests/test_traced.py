@@ -67,8 +67,9 @@ def providers(leaves: tuple[Tensor, Tensor], kind: str, options: SpaceOptions) -
 def dense(found: DifferentiableDistances) -> Tensor:
     if found.matrix is not None:
         return found.matrix
-    assert found.F is not None
-    return (found.F * found.signs) @ found.F.T
+    assert found.factors is not None
+    F, signs = found.factors
+    return (F * signs) @ F.T
 
 
 def loss(x: Tensor, y: Tensor) -> Tensor:

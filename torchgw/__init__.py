@@ -19,7 +19,7 @@ HOMES = {
     "torchgw.embedding": ("JointEmbedding", "joint_embedding"),
     "torchgw.estimator": ("GromovWasserstein",),
     "torchgw.gradients.adjoint": ("GradientReport",),
-    "torchgw.gradients.modes": ("Envelope", "Implicit", "Unrolled"),
+    "torchgw.gradients.modes": ("Envelope", "Implicit"),
     "torchgw.losses": ("SeparableLoss",),
     "torchgw.marginals": ("Balanced", "Partial", "SemiRelaxed", "Unbalanced"),
     "torchgw.objective.features": ("FeatureCost",),
@@ -68,6 +68,7 @@ HOMES = {
 }
 
 RENAMED = {"BlurWarning": "RegularizationWarning"}  # earlier names, which warn
+REMOVED = {"Unrolled": "use torchgw.Implicit"}  # what to use instead
 
 _HOME = {name: home for home, names in HOMES.items() for name in names}
 __all__ = sorted([*_HOME, *MODULES, "__version__"])
@@ -80,6 +81,8 @@ def __getattr__(name: str) -> Any:
     if name in RENAMED:
         warn(f"torchgw.{name} is called torchgw.{RENAMED[name]}", DeprecationWarning, stacklevel=2)
         return getattr(import_module(__name__), RENAMED[name])
+    if name in REMOVED:
+        raise AttributeError(f"torchgw.{name} was removed: {REMOVED[name]}")
     missing = AttributeError(f"module 'torchgw' has no attribute {name!r}")
     if name.startswith("_") or not name.isidentifier():
         raise missing

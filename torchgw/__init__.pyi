@@ -25,7 +25,6 @@ from torchgw.estimator import GromovWasserstein as GromovWasserstein
 from torchgw.gradients.adjoint import GradientReport as GradientReport
 from torchgw.gradients.modes import Envelope as Envelope
 from torchgw.gradients.modes import Implicit as Implicit
-from torchgw.gradients.modes import Unrolled as Unrolled
 from torchgw.losses import SeparableLoss as SeparableLoss
 from torchgw.marginals import Balanced as Balanced
 from torchgw.marginals import Partial as Partial

@@ -96,8 +96,8 @@ def gw_align(
         that costs no more, see `docs/epsilon.md`; 0 asks for a matching-like plan.
     marginals : `Balanced`, `SemiRelaxed`, `Unbalanced` or `Partial`.
     options : everything else, see `GWOptions`.
-    gradient_mode : `Envelope`, `Implicit` or `Unrolled`, to differentiate ``result.loss`` and, with the last two, the
-        plan in tensors among X, Y, p, q, cost and alpha.
+    gradient_mode : `Envelope` or `Implicit`, to differentiate ``result.loss`` and, with `Implicit`, the plan in
+        tensors among X, Y, p, q, cost and alpha.
     device : "cpu", "cuda", ...; by default that of the first tensor given, else a GPU if one can be used and there are
         more than 12 000 pairs of points, else the CPU.
     backend : "auto", "triton", "compile" or "eager".
@@ -302,7 +302,7 @@ def gw_loss(
     X, Y : points, distance matrices or distance providers as in `gw_align`. Those given as tensors that require
         gradients get them, and so do ``p``, ``q``, ``alpha`` (a tensor ()), and ``cost``: a matrix, features, or a
         `FeatureCost`.
-    gradient_mode : `Envelope`, exact for the solved plan, unless iterations are to be recorded (`Unrolled`).
+    gradient_mode : `Envelope`, which is exact for the solved plan, or `Implicit`.
     return_result : also return the `GWResult`, from which the next step of a training loop begins: ``init=result``.
     arguments : all others of `gw_align`, by name.
 
@@ -316,7 +316,7 @@ def gw_loss(
     Raises
     ------
     As `gw_align`; ValueError for ``epsilon=0``, sampled gradients and couplings of low rank. A second differentiation
-    raises RuntimeError but with `Unrolled`.
+    raises RuntimeError.
 
     Notes
     -----
@@ -339,7 +339,7 @@ def gw_loss(
     ...     loss, result = torchgw.gw_loss(X, Y, init=result, return_result=True, distances="euclidean", epsilon=1e-2)
     """
     if gradient_mode is None:
-        raise TypeError("gradient_mode must be Envelope(), Implicit() or Unrolled(), got None; in gw_align it may be")
+        raise TypeError("gradient_mode must be Envelope() or Implicit(), got None; in gw_align it may be")
     validate.flag("return_result", return_result)
     result = gw_align(X, Y, gradient_mode=gradient_mode, **arguments)
     if return_result:

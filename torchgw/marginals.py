@@ -4,21 +4,18 @@ With masses p (N,), q (K,) and KL(x | a) = sum x log(x / a) - x + a, an objectiv
 
     Balanced()                  T 1 = p and T^T 1 = q
     SemiRelaxed(rho, side)      one of the two, and rho KL of the other
-    Unbalanced(rho_x, rho_y)    rho_x KL(T 1 | p) + rho_y KL(T^T 1 | q), or with divergence="tv"
-                                rho_x |p - T 1| + rho_y |q - T^T 1|, where T 1 <= p and T^T 1 <= q
+    Unbalanced(rho_x, rho_y)    rho_x KL(T 1 | p) + rho_y KL(T^T 1 | q)
     Partial(mass)               T 1 <= p, T^T 1 <= q, sum T = mass
 
 For the quadratic part of the objective the divergences are those of the squared measures, KL(T 1 x T 1 | p x p) and so
 on: then scaling all masses scales the whole objective (T. Sejourne, F.-X. Vialard, G. Peyre, "The unbalanced
 Gromov-Wasserstein distance: conic formulation and relaxation", 2021). Between measures of mass one that is twice KL.
-Of total variation |p x p - T 1 x T 1| = |p|^2 - m^2 for a plan of mass m, so that what is left out is the problem of
-Y. Bai et al., "Efficient solvers for partial Gromov-Wasserstein", 2025.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import torch
 from torch import Tensor
@@ -46,11 +43,6 @@ class Marginals:
     def free_mass(self) -> bool:
         """Whether the mass of the plan is not given."""
         return max(self.weights) < math.inf
-
-    @property
-    def varied(self) -> bool:
-        """Whether total variation holds the marginals, and no point gives or takes more than it has."""
-        return False
 
     @property
     def balanced(self) -> bool:
@@ -103,49 +95,44 @@ class Unbalanced(Marginals):
     Parameters
     ----------
     rho_x, rho_y : weights of the two divergences, in units of the scaled squared distances, > 0. A smaller weight
-        leaves more points without a match: about those whose cost exceeds it. Infinity makes a marginal hard, by "kl".
-    divergence : "kl", or "tv", total variation, for ``epsilon=0`` alone: no point gives or takes more than it has, and
-        two matches are worth it together where their loss is below rho_x + rho_y.
+        leaves more points without a match: about those whose cost exceeds it. Infinity makes a marginal hard.
+    divergence : "kl", the only one that is available.
 
     Raises
     ------
     ValueError
-        When a weight is not positive, or with "tv" not finite.
+        When a weight is not positive, or for another divergence, such as "tv" (total variation).
 
     Notes
     -----
-    By "kl" the sums of p and q matter: the entropy compares the plan with ``p q^T``, whose mass is the product of both
+    The sums of p and q matter: the entropy compares the plan with ``p q^T``, whose mass is the product of both
     sums, so an epsilon that is not small beside rho_x and rho_y draws the mass of the plan towards it. Masses of sum 1
     avoid that.
 
-    That of "tv" is the partial problem of Bai et al. (2025). With "kl" the objective is that of Sejourne, Vialard and
-    Peyre (2021), whose divergences and entropy are those of the squared measures; POT's
-    ``fused_unbalanced_gromov_wasserstein`` with ``divergence="kl"`` and fugw have it too, with two plans that may
-    differ where this has one. ott-jax has these divergences by default, with ``rho = epsilon tau / (1 - tau)``; its
-    plans differ, because its entropy is relative to the counting measure and it scales the divergences by the mass.
+    The objective is that of Sejourne, Vialard and Peyre (2021), whose divergences and entropy are those of the squared
+    measures; POT's ``fused_unbalanced_gromov_wasserstein`` with ``divergence="kl"`` and fugw have it too, with two
+    plans that may differ where this has one. ott-jax has these divergences by default, with
+    ``rho = epsilon tau / (1 - tau)``; its plans differ, because its entropy is relative to the counting measure and it
+    scales the divergences by the mass.
     """
 
     rho_x: float
     rho_y: float
-    divergence: str = "kl"
+    divergence: InitVar[str] = "kl"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "divergence", validate.choice("divergence", self.divergence, ("kl", "tv")))
+    def __post_init__(self, divergence: str) -> None:
+        if divergence != "kl":
+            raise ValueError(
+                f"divergence must be 'kl', got {divergence!r}; total variation and others are not available: use "
+                "Partial(mass), by which points are matched or left out, or Unbalanced(rho_x, rho_y) by KL"
+            )
         for name in ("rho_x", "rho_y"):
             object.__setattr__(self, name, validate.real(name, getattr(self, name), above=0.0, infinite=True))
             ranges.price(name, getattr(self, name), "makes a marginal hard, SemiRelaxed(0.0) leaves it free")
-            if self.varied and getattr(self, name) == math.inf:
-                raise ValueError(
-                    f"{name} must be finite with divergence='tv', got inf; Partial(mass) matches all it can"
-                )
 
     @property
     def weights(self) -> tuple[float, float]:
         return self.rho_x, self.rho_y
-
-    @property
-    def varied(self) -> bool:
-        return self.divergence == "tv"
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def remaining_mass(mass: float, value: float, scale: float, pairs: int, marginal
     if mass < pairs * LEAST_ENTRY:
         raise FloatingPointError(
             f"marginals = {marginals!r} must leave a plan of some mass, got {mass:.1e} of that of p and q: any match "
-            f"costs more than its mass is worth; raise rho_x, rho_y, or epsilon if it is above 0"
+            f"costs more than its mass is worth; raise rho_x, rho_y or epsilon"
         )
     if math.isfinite(value) and not math.isfinite(value * scale**2):
         raise FloatingPointError(

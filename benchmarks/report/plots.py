@@ -177,11 +177,11 @@ def _case(row: Row) -> str:
 
 
 def gradients(rows: Sequence[Row]) -> Figure | None:
-    """Time and memory of implicit and recorded gradients, in the widest dtype."""
+    """Time and memory of implicit gradients, in the widest dtype."""
     kinds = different(rows, "dtype")
     figure, panels = blank(3.9, columns=2)
     for axes, unit, label in zip(panels, ("s", "MiB"), ("seconds", "MiB"), strict=True):
-        for way, colour in (("recorded", ORANGE), ("implicit", BLUE), ("plan", FAINT)):
+        for way, colour in (("implicit", BLUE), ("plan", FAINT)):
             problems = different(kinds[max(kinds)], "problem").items()
             for (problem, mine), dashes, marker in zip(problems, ("-", "--", ":"), MARKERS, strict=False):
                 look = {"color": colour, "linestyle": dashes, "marker": marker, "label": f"{way}, {problem}"}

@@ -136,10 +136,10 @@ def of_kernels(results: Results) -> tuple[list[Plot], list[Table]]:
 
 
 def of_gradients(results: Results) -> tuple[list[Plot], list[Table]]:
-    """Implicit against recorded; direct against iterative; streamed."""
+    """Stored; direct against iterative; streamed."""
     result = results["gradients"]
     tables = [
-        Table("Implicit against recorded", result.rows),
+        Table("Stored plans", result.rows),
         Table("Seconds of direct and iterative solves of the adjoint system", result.part("factored")),
         Table("Streamed, without the plan", result.part("streamed")),
     ]
@@ -236,8 +236,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
     ),
     "curvature": (
         "Curvature",
-        "What a product with the Hessian costs beside automatic differentiation, which saddles a solve leaves, and "
-        "which plans can slide.",
+        "What a product with the Hessian costs beside automatic differentiation, and which plans can slide.",
         partial(of_rows, name="curvature"),
     ),
     "sizes": (
@@ -277,7 +276,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Results], tuple[list[Plot], list[T
         "One solve by ranks against one process: the same result, bytes against a model, weak scaling, memory.",
         partial(of_rows, name="ranks"),
     ),
-    "gradients": ("Gradients", "Implicit differentiation against recorded iterations.", of_gradients),
+    "gradients": ("Gradients", "Implicit differentiation.", of_gradients),
     "lanczos": (
         "Gradients of matrix functions",
         "The Lanczos adjoint against back-propagation through the iteration, stacked and vector by vector.",

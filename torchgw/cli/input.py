@@ -98,7 +98,7 @@ def _read_npy(path: Path, limit: int) -> Array:
 
 
 def open_memory_map(name: str, path: Path) -> Array:
-    """The array of a .npy file where it lies, for ranks that each read a part of it."""
+    """The array of a .npy file where it lies, for the rank that reads it."""
     with guards.guard_reading(name, path, ".npy"):
         found: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         guards.check_kind("its array", found.dtype, guards.NUMBERS)

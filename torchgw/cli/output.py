@@ -85,8 +85,6 @@ def describe_result(result: GWResult, path: Path) -> dict[str, Any]:
         "lower_bound": certificate.lower_bound,
         "gap_global": certificate.gap_global,
         "stationarity": certificate.stationarity,
-        "curvature": certificate.curvature,
-        "escapes": result.escapes,
         "status": result.status.name.lower(),
         "basins": [basin.energy for basin in result.basins],
         "scales": list(result.scales),

@@ -53,7 +53,7 @@ def compute_rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals)
     """
     row_sums, column_sums = plan.marginal(1).to(p), plan.marginal(0).to(q)
     missed = residuals(row_sums, column_sums, p, q, marginals)
-    if min(marginals.weights) < math.inf and not marginals.varied:
+    if min(marginals.weights) < math.inf:
         row, column = (
             _ratio(mass, sums) if weight == math.inf else torch.ones_like(mass)
             for mass, sums, weight in zip((p, q), (row_sums, column_sums), marginals.weights, strict=True)
@@ -62,8 +62,6 @@ def compute_rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals)
     row = _shrink(p, row_sums)
     columns = plan.apply(row[:, None], 0)[:, 0]
     column = _shrink(q, columns)
-    if marginals.varied:
-        return Rounding(row, column, torch.zeros_like(p), torch.zeros_like(q), missed)
     rows = row * plan.apply(column[:, None], 1)[:, 0]
     if marginals.total is not None:
         most = (marginals.total / rows.sum()).clamp_max(1.0)
@@ -89,9 +87,9 @@ def _rank_one_correction(
 @as_cuda_graph()
 def residuals(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
     """All L1 residuals (m,) of hard marginals, or of bounds and a total."""
-    if marginals.total is not None or marginals.varied:
+    if marginals.total is not None:
         missed = [(sums - mass).clamp_min(0.0).sum() for sums, mass in ((rows, p), (columns, q))]
-        missed += [] if marginals.total is None else [(rows.sum() - marginals.total).abs()]
+        missed.append((rows.sum() - marginals.total).abs())
     else:
         ends = zip((rows, columns), (p, q), marginals.weights, strict=True)
         missed = [(sums - mass).abs().sum() for sums, mass, weight in ends if weight == math.inf]

@@ -82,12 +82,6 @@ class Certificate:
     gap : value minus lower bound: how far from the global optimum the plan can be.
     starts : how many starts the search made, as far as it kept where they ended; 0 without a search.
     agreeing_starts : how many of them ended in the basin of the returned plan.
-    curvature, curvature_error : a bound from above on the smallest eigenvalue of the objective's second derivative
-        around the plan, in units of what entropy alone gives, and how far from an eigenvalue it is at most
-        (`torchgw.curvature` has it closer): near 1 where the plan is firm, near 0 where it can slide, negative at a
-        saddle, infinite for a plan without any change. None where nobody looked: without entropy, where the solve
-        did not end, for sampled gradients and plans that stream, beyond 60 000 pairs of points after a search and
-        250 000 from a plan, and where it began from given pairs.
     """
 
     stationarity: float
@@ -96,8 +90,6 @@ class Certificate:
     gap: float
     starts: int = 0
     agreeing_starts: int = 0
-    curvature: float | None = None
-    curvature_error: float | None = None
 
     def with_counts(self, basins: Sequence[Basin]) -> Certificate:
         """The certificate with the starts of a search, which ended in these basins, the returned one first."""
@@ -130,8 +122,7 @@ class Certificate:
         searched = "no other start was tried"
         if self.starts:
             searched = f"{self.agreeing_starts} of {self.starts} starts of the search ended in its basin"
-        bent = "" if self.curvature is None else f"; curvature {self.curvature:.2g} (0: it can slide)"
-        return f"{bound}; {near}; {searched}{bent}"
+        return f"{bound}; {near}; {searched}"
 
 
 @hide_constructor

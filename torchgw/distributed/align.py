@@ -21,7 +21,6 @@ from torchgw.distributed.journal import follow_by_ranks
 from torchgw.distributed.processes import Processes
 from torchgw.entry import check_options, entry
 from torchgw.kernels.sampling import make_generator
-from torchgw.marginals import Balanced
 from torchgw.persist.checkpoint import has_content
 from torchgw.persist.files import path_of
 from torchgw.request.request import Request, build_problem
@@ -30,7 +29,7 @@ from torchgw.results.result import GWResult, saved_members
 from torchgw.runtime.caller import collecting_warnings
 from torchgw.spaces.prepare import GraphReports, ProviderPair
 from torchgw.spaces.shared import make_shared_providers
-from torchgw.types import AUTO, Array, Callback, RandomState, is_graph, is_provider
+from torchgw.types import AUTO, Callback, RandomState, is_graph, is_provider
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in `typing` from Python 3.11 on
@@ -46,16 +45,14 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
 
     The streaming strategy of `torchgw.gw_align`, with its points divided among the ranks: factors of distances and of
     costs are kept in shares, passes over all pairs are divided, the search and what is between cells is done by the
-    first rank. Landmark searches of the two spaces are by the first two ranks, which have their graphs. Of points in
-    more than 15 dimensions each rank has its share alone; of others these two need all. With one rank it is
-    `torchgw.gw_align`.
+    first rank. Landmark searches of the two spaces are by the first two ranks, which build their graphs of all points.
+    With one rank it is `torchgw.gw_align`.
 
     Parameters
     ----------
     X, Y : as in `torchgw.gw_align`: points, graphs, or providers that have factors. Points in a file (a memory map,
-        ``numpy.load(..., mmap_mode="r")``, or an array of zarr or h5py) are read in shares, or in up to 15 dimensions
-        by the rank that builds their graph alone; of these, sizes and the first and last row are compared between
-        ranks.
+        ``numpy.load(..., mmap_mode="r")``, or an array of zarr or h5py) are read by the rank that builds their graph
+        alone; sizes and the first and last row are compared between ranks.
     group : a process group of `torch.distributed`, or a `DeviceMesh` of one dimension; by default all processes, which
         are to have been started by ``torchrun``, or by `started`.
     arguments : all others of `torchgw.gw_align` by name, the same on all ranks. ``callback`` and ``checkpoint`` are
@@ -71,9 +68,9 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
     As `torchgw.gw_align`, and
 
     ValueError
-        When the ranks were given other arguments, naming them; for distances without factors, strategies other than
-        streaming, gradient modes, and a start that is a plan; for square arrays in files; for fewer points than ranks;
-        before any search.
+        When the ranks were given other arguments, naming them; for ``epsilon=0``, distances without factors, strategies
+        other than streaming, gradient modes, and a start that is a plan; for square arrays in files; for fewer points
+        than ranks; before any search.
     RankError
         When another rank has ended, or does not answer within the timeout of the group.
 
@@ -81,7 +78,6 @@ def gw_align(X: Any, Y: Any, *, group: Any = None, **arguments: Unpack[Arguments
     -----
     The matching is that of landmark distances and ``GWOptions(strategy="streaming")`` in one process with as many
     threads; values agree to 1e-6 up to some ten thousand points, beyond to the rounding of float32 passes, some 1e-5.
-    Of points in more than 15 dimensions whose distances tie, other neighbours may be taken, and the graph is another.
     Ranks should be of one kind of machine. See the page "From a laptop to a cluster" for time, memory and bytes.
     """
     with open_ranks(group, arguments.get("device")) as ranks:
@@ -100,15 +96,15 @@ def align_by_ranks(ranks: Processes, given: dict[str, Any]) -> GWResult:
         raise ValueError(f"all ranks must be given the same arguments, but rank {other[0]} has another {told}")
     given = load_spaces(given)
     in_files = {name: given[name] for name in "XY" if is_in_file(given[name])}
-    checked, shares = read_files(_check_arguments(given, ranks), ranks)
-    return _solve_by_ranks(ranks, build_problem(**checked), in_files, shares)
+    checked = read_files(_check_arguments(given, ranks), ranks)
+    return _solve_by_ranks(ranks, build_problem(**checked), in_files)
 
 
-def _solve_by_ranks(ranks: Processes, request: Request, in_files: dict[str, Any], shares: dict[str, Array]) -> GWResult:
+def _solve_by_ranks(ranks: Processes, request: Request, in_files: dict[str, Any]) -> GWResult:
     """The result of a request, when all ranks have it."""
 
     def prepare(request: Request) -> tuple[ProviderPair, GraphReports]:
-        return make_shared_providers(request.spaces, request.options.spaces, ranks, shares)
+        return make_shared_providers(request.spaces, request.options.spaces, ranks)
 
     result = align.align_request(request, ranks, partial(follow_by_ranks, ranks, in_files), prepare)
     ranks.meet()
@@ -136,9 +132,10 @@ def resume(
         if ranks.count == 1 and not align.is_solved_by_ranks(path):
             return align.resume(path, X=X, Y=Y, callback=callback)
         call, checkpoint = align.read_continuation(path, X, Y, shared=True)
+        _refuse_without_entropy(call["epsilon"])
         more = {"checkpoint": checkpoint, "device": ranks.device, "callback": callback}
         with collecting_warnings():
-            return _solve_by_ranks(ranks, build_problem(**call | more), {}, {})
+            return _solve_by_ranks(ranks, build_problem(**call | more), {})
 
 
 def save(result: GWResult, path: str | PathLike[str], *, group: Any = None) -> None:
@@ -186,12 +183,7 @@ def _check_arguments(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         )
     if np.ndim(given["init"]) == 2 and np.asarray(given["init"]).dtype.kind == "f":
         raise ValueError("init must be pairs or a matching where ranks share a solve, got a plan (N, K)")
-    plain = given["marginals"] == Balanced() and given["cost"] is None and given["supervision"] is None
-    if given["epsilon"] == 0 and not plain:
-        raise ValueError(
-            "epsilon must be above 0 beside costs, supervision and marginals that are not balanced where ranks share a "
-            "solve, got 0; take a small one, or solve in one process"
-        )
+    _refuse_without_entropy(given["epsilon"])
     if given["device"] is not None and torch.device(given["device"]).type != ranks.device.type:
         raise ValueError(f"device must be that of the group, {str(ranks.device)!r}, got {str(given['device'])!r}")
     seed = ranks.run_on_first(partial(_share_seed, given["random_state"], given["callback"]))
@@ -201,6 +193,15 @@ def _check_arguments(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
         given = given | {"distances": tuple(map(_choose_kind, kinds, (given["X"], given["Y"])))}
     own = {"device": ranks.device, "random_state": seed, "options": replace(options, strategy="streaming")}
     return given | own | {name: given[name] if first else None for name in ("callback", "checkpoint")}
+
+
+def _refuse_without_entropy(epsilon: Any) -> None:
+    """Refuse an end without entropy, of a call or of a checkpoint that is resumed."""
+    if epsilon == 0:
+        raise ValueError(
+            "epsilon must be above 0 or 'auto' where ranks share a solve, got 0: take a small one, or solve without "
+            "entropy in one process, torchgw.gw_align"
+        )
 
 
 def _share_seed(state: RandomState, callback: object) -> RandomState:

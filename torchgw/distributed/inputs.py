@@ -1,6 +1,6 @@
 """Arguments of ranks: points that stay in their file, and whether all ranks were given the same.
 
-Of points in a file each rank reads its share, in many dimensions, or in few the one that makes their graph all of them.
+Points in a file are read by the rank that makes their graph.
 In the place of points that it does not have, a rank takes an array of their shape without memory: float64 zeros, in
 which checks find nothing to say. So the dtype of a file tells none whether its coordinates are rounded to noise.
 """
@@ -21,7 +21,6 @@ import torch
 from torchgw import validate
 from torchgw.couplings.reader import Readable
 from torchgw.runtime.ranks import Ranks
-from torchgw.spaces.shared_graph import has_many_dimensions
 from torchgw.types import Array, is_graph, is_provider
 
 OWN = ("callback", "checkpoint", "device", "random_state")  # which may differ from rank to rank
@@ -44,13 +43,12 @@ def load_spaces(given: dict[str, Any]) -> dict[str, Any]:
     for name, mass, letter in zip("XY", "pq", "NK", strict=True):
         if is_in_file(given[name]) and given[mass] is not None:
             checked = validate.masses(mass, given[mass], len(given[name]), letter)
-            whole |= {} if checked.all() else {name: np.array(_read_rows(given[name], slice(None)))}
+            whole |= {} if checked.all() else {name: np.array(given[name][:])}
     return given | whole
 
 
-def read_files(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The arguments, with points in files read, and validated, by the rank that needs them; and shares (n, D) of those
-    that ranks have shares of, by name.
+def read_files(given: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """The arguments, with points in files read, and validated, by the rank that builds their graph.
 
     Raises
     ------
@@ -58,25 +56,18 @@ def read_files(given: dict[str, Any], ranks: Ranks) -> tuple[dict[str, Any], dic
         On all ranks, for points that cannot be used.
     """
     in_files = {name: given[name] for name in "XY" if is_in_file(given[name])}
-    divided = [name for name, space in in_files.items() if has_many_dimensions(space)]
-    whole, shares = dict[str, Array](), dict[str, Array]()
+    read = dict[str, Array]()
 
-    def of_all(name: str) -> None:  # by the rank that makes its graph
-        if name in in_files and name not in divided:
-            whole[name] = validate.points(name, _read_rows(in_files[name], slice(None)))
-
-    def of_share() -> None:
-        for name in divided:
-            own = ranks.share(len(in_files[name]))
-            shares[name] = validate.points(name, _read_rows(in_files[name], own), least=1, first=own.start)
+    def read_points(name: str) -> None:
+        if name in in_files:
+            read[name] = validate.points(name, _read_rows(in_files[name]))
 
     for name, space in in_files.items():
         _check_shape(name, space.shape, ranks.count)
     searched = [name for name in "XY" if not is_provider(given[name])]
-    ranks.scatter([partial(of_all, name) for name in searched])  # as `torchgw.spaces.shared` deals them
-    ranks.scatter([of_share] * ranks.count)
+    ranks.scatter([partial(read_points, name) for name in searched])  # as `torchgw.spaces.shared` deals them
     standing = {name: np.broadcast_to(np.zeros(1), space.shape) for name, space in in_files.items()}
-    return given | standing | whole, shares
+    return given | standing | read
 
 
 def _check_shape(name: str, shape: tuple[int, ...], count: int) -> None:
@@ -90,8 +81,8 @@ def _check_shape(name: str, shape: tuple[int, ...], count: int) -> None:
         raise ValueError(f"{name} must have a point for each rank, and two at least, got {shape[0]} for {count}")
 
 
-def _read_rows(space: Any, where: slice) -> Any:
-    return space[where] if isinstance(space, np.memmap) else np.asarray(space[where])
+def _read_rows(space: Any) -> Any:
+    return space[:] if isinstance(space, np.memmap) else np.asarray(space[:])
 
 
 def find_differing_arguments(given: dict[str, Any], ranks: Ranks) -> tuple[int, list[str]] | None:

@@ -32,7 +32,7 @@ from torchgw.spaces.shared import SharedDistances
 from torchgw.strategies.ladder import MultilevelState
 from torchgw.types import Callback, CheckpointWarning
 
-SHARE, PREPARE = ".share", "prepare"
+SHARE = ".share"
 
 Result = TypeVar("Result")
 Map = Callable[[Tensor, int], Tensor]
@@ -147,8 +147,7 @@ class SharedFolder:
                 return result
             began = time.monotonic()
             result = compute()
-            # Graphs of shares are of their number of ranks where points are as far away, so all keep theirs.
-            if self.ranks.run_on_first(lambda: keep() and (name == PREPARE or self.own[0].is_worth_keeping(began))):
+            if self.ranks.run_on_first(lambda: keep() and self.own[0].is_worth_keeping(began)):
                 self._keep(result, lambda value: self.own[0].finish(value))
             return result
 
@@ -179,7 +178,7 @@ class SharedFolder:
             sizes.append(n)
             return share[:0].clone()
 
-        rest, self.writing = map_shares(value, keep_share, self.ranks), self.writing + 1
+        rest, self.writing = map_shares(value, keep_share, None), self.writing + 1
         if not shares:
             self.ranks.run_on_first(lambda: put(rest))
             return
@@ -241,13 +240,13 @@ def writing_and_rank(file: Path) -> tuple[int, int]:
     return int(writing), int(rank)
 
 
-def map_shares(value: Any, change: Map, ranks: Processes) -> Any:
+def map_shares(value: Any, change: Map, ranks: Processes | None) -> Any:
     """What stages and loops of ranks keep, with each matrix of which a rank has a share changed by a function of it and
-    of the number of rows of all."""
+    of the number of rows of all; files hold no ``ranks``."""
     if type(value) is tuple:
         return tuple(map_shares(part, change, ranks) for part in value)
     if isinstance(value, SharedDistances):
-        return value.with_share(change(value.share, value.size), ranks)
+        return value._with(_F=change(value._F, value.n), ranks=ranks)
     if isinstance(value, MultilevelState):
         (cost, score), (n, k) = (value.last_level.cost, value.last_level.score), (len(value.f), len(value.g))
         cost = replace(cost, U=change(cost.U, n), V=change(cost.V, k))

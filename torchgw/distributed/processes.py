@@ -2,7 +2,7 @@
 
     sum, most, taken            all_reduce             2 (R - 1) b bytes by all R ranks together, for a result of b
     moved                       all_to_all             (R - 1) / R b
-    divided, collected          from or to one rank    (R - 1) / R b
+    divided                     from one rank          (R - 1) / R b
     joined, passed, dealt       broadcasts             (R - 1) b, for all that is passed
 
 NCCL carries tensors between GPUs, gloo those of the CPU. What is no tensor goes as its bytes.
@@ -162,31 +162,17 @@ class Processes(Ranks):
                 dist.recv(found, self._global_rank(source), self.group)
         return found
 
-    def collect(self, share: Tensor, n: int, target: int) -> Tensor | None:
-        found = share.new_empty(n, *share.shape[1:]) if self.rank == target else None
-        with self._exchange("collected", (self.count - 1) / self.count * n * share[:1].nbytes):
-            if found is None:
-                dist.send(share.contiguous(), self._global_rank(target), self.group)
-            else:
-                for rank in range(self.count):
-                    rows = found[self.cut(n, rank)]
-                    if rank == target:
-                        rows.copy_(share)
-                    else:
-                        dist.recv(rows, self._global_rank(rank), self.group)
-        return found
-
     def _global_rank(self, rank: int) -> int:
         return dist.get_global_rank(self.group, rank)
 
-    def scatter(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
-        numbered = enumerate(tasks, first)
-        own = {number - first: self._try_task(task) for number, task in numbered if number % self.count == self.rank}
+    def scatter(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+        numbered = enumerate(tasks)
+        own = {number: self._try_task(task) for number, task in numbered if number % self.count == self.rank}
         found = []
         for number in range(len(tasks)):
             done = own.get(number)
             result, error = self._broadcast(
-                None if done is None else (done[0], _to_sendable(done[1])), (number + first) % self.count
+                None if done is None else (done[0], _to_sendable(done[1])), number % self.count
             )
             if error is not None:
                 self.meet()

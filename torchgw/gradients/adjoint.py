@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
 from torchgw.gradients.modes import Implicit
+from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.gradients.solution import StationaryPlan
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import hide_constructor
@@ -104,8 +105,8 @@ class Adjoint:
         with torch.enable_grad():
             s = torch.zeros((), dtype=f.dtype, device=f.device, requires_grad=True)
             multipliers = f + s * answer.a, g + s * answer.b
-            plan = self.solution.moments((answer, s))
-            value = half_lagrangian(theta.with_tensors(leaves), plan, multipliers, self.solution.model)
+            moments = PlanMoments(self.solution.plan, (answer, s))
+            value = half_lagrangian(theta.with_tensors(leaves), moments, multipliers, self.solution.model)
             (slope,) = torch.autograd.grad(value, s, create_graph=True)
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             found = list(torch.autograd.grad(slope, wanted, -torch.ones_like(slope), allow_unused=True))

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.gradients.adjoint import Adjoint, GradientReport
 from torchgw.gradients.lagrangian import Parameters, half_lagrangian
-from torchgw.gradients.modes import Envelope, GradientMode, Implicit, Unrolled
+from torchgw.gradients.modes import GradientMode, Implicit
 from torchgw.gradients.parameters import REFUSED, DifferentiableInputs, parameters
-from torchgw.gradients.plan_moments import ConstantPlanProduct, PlanMoments, apply_function
+from torchgw.gradients.plan_moments import ConstantProduct, PlanMoments, apply_function
 from torchgw.gradients.solution import StationaryPlan, solution_of
-from torchgw.gradients.unrolled import unroll_fixed_point
 from torchgw.kernels.sums import scatter
 from torchgw.objective.model import Model
 from torchgw.runtime.autograd import own_copies, reattach, refuse_double_backward
@@ -29,20 +27,12 @@ class Differentiable:
 
     solution : the stationary plan and its multipliers, in the precision of the gradients.
     theta : distances, costs, masses and alpha, as expressions of what was given.
-    mode : how gradients are found.
-    adjoint : the linear systems of `Implicit`; None for other modes.
+    adjoint : the linear systems of `Implicit`; None for `Envelope`, under which the plan is a constant.
     """
 
     def __init__(self, solution: StationaryPlan, theta: Parameters, mode: GradientMode) -> None:
-        self.solution, self.theta, self.mode = solution, theta, mode
+        self.solution, self.theta = solution, theta
         self.adjoint = Adjoint(solution, mode) if isinstance(mode, Implicit) else None
-        self._plan: Tensor | None = None
-        if isinstance(mode, Unrolled):
-            model = solution.model
-            assert isinstance(solution.plan, DenseCoupling)
-            own = theta.own()
-            plan = unroll_fixed_point(own, model, solution.plan.plan, solution.g, mode)
-            (self._plan,) = reattach([plan], own.tensors(), theta.tensors())
 
     @property
     def report(self) -> GradientReport | None:
@@ -52,41 +42,30 @@ class Differentiable:
     @isolate
     def loss(self) -> Tensor:
         """The entropic objective ()."""
-        solution = self.solution
-        theta, inputs = self.theta.own(), self.theta.tensors()
-        own = theta.tensors()
-        if self._plan is None:
-            plan = solution.moments()
-        else:
-            (copy,) = own_copies([self._plan])
-            plan, own, inputs = PlanMoments(copy), [*own, copy], [*inputs, self._plan]
-        half = half_lagrangian(theta, plan, solution.multipliers, solution.model)
-        (loss,) = reattach([2 * theta.scale.square() * half], own, inputs)
+        solution, inputs = self.solution, self.theta.tensors()
+        own = own_copies(inputs)
+        theta = self.theta.with_tensors(own)
+        half = half_lagrangian(theta, PlanMoments(solution.plan), solution.multipliers, solution.model)
+        (loss,) = reattach([2 * theta.scale.square() * half], own, inputs, REFUSED)
         return loss
 
     @isolate
     def plan(self) -> Tensor:
         """T (N, K), dense."""
-        if self._plan is not None:
-            return self.theta.scale * self._plan
         if self.adjoint is None:
             return self.theta.scale.detach() * self.solution.plan.to_dense()
-        return self.theta.scale * apply_function(_PlanOfParameters, self.adjoint, self.theta, *self.theta.tensors())
+        return self.theta.scale * self._of_parameters(self.adjoint, None, 1)
 
     @isolate
     def apply(self, V: Tensor, axis: int) -> Tensor:
         """T V for axis 1, T^T V for axis 0."""
         V = V.to(self.solution.plan.dtype)
-        if self._plan is not None:
-            inputs = [self._plan, V]
-            plan, values = own = own_copies(inputs)
-            (product,) = reattach([(plan if axis == 1 else plan.T) @ values], own, inputs)
-            return self.theta.scale * product
         if self.adjoint is None:
-            return self.theta.scale.detach() * apply_function(ConstantPlanProduct, self.solution.plan, V, axis)
-        return self.theta.scale * apply_function(
-            _ProductOfParameters, self.adjoint, self.theta, V, axis, *self.theta.tensors()
-        )
+            return self.theta.scale.detach() * apply_function(ConstantProduct, self.solution.plan.apply, V, axis)
+        return self.theta.scale * self._of_parameters(self.adjoint, V, axis)
+
+    def _of_parameters(self, adjoint: Adjoint, V: Tensor | None, axis: int) -> Tensor:
+        return apply_function(_OfParameters, adjoint, self.theta, V, axis, *self.theta.tensors())
 
 
 class PaddedDifferentiable:
@@ -118,43 +97,29 @@ class PaddedDifferentiable:
         return scatter(found, self.sides[1 - axis], self.shape[1 - axis])
 
 
-class _PlanOfParameters(torch.autograd.Function):
-    """The plan as a function of theta."""
+class _OfParameters(torch.autograd.Function):
+    """T, or with values V the product T V or T^T V, as a function of V and theta; the product stores no plan."""
 
     @staticmethod
-    def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, *tensors: Tensor) -> Tensor:
-        ctx.adjoint, ctx.theta = adjoint, theta.with_tensors([tensor.detach() for tensor in tensors])
-        ctx.save_for_backward(*tensors)
-        return adjoint.solution.plan.to_dense().clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        G = FactoredCost.from_matrix(gradients[0].detach())
-        found = ctx.adjoint.pull_back(G, ctx.theta, list(ctx.needs_input_grad[2:]))
-        return None, None, *refuse_double_backward(REFUSED, found, (*gradients, *ctx.saved_tensors))
-
-
-class _ProductOfParameters(torch.autograd.Function):
-    """T V or T^T V as a function of V and theta; the plan is never stored."""
-
-    @staticmethod
-    def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, V: Tensor, axis: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, adjoint: Adjoint, theta: Parameters, V: Tensor | None, axis: int, *tensors: Tensor) -> Tensor:
         ctx.adjoint, ctx.theta, ctx.axis = adjoint, theta.with_tensors([tensor.detach() for tensor in tensors]), axis
         ctx.save_for_backward(V, *tensors)
-        return adjoint.solution.plan.apply(V, axis)
+        plan = adjoint.solution.plan
+        return plan.to_dense().clone() if V is None else plan.apply(V, axis)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        V, given = ctx.saved_tensors[0].detach(), gradients[0].detach()
-        plan: BlockCoupling = ctx.adjoint.solution.plan
-        back = plan.apply(given, 1 - ctx.axis) if ctx.needs_input_grad[2] else None
-        needed = list(ctx.needs_input_grad[4:])
-        found: list[Tensor | None] = [None] * len(needed)
-        if any(needed):
-            U, W = (given, V) if ctx.axis == 1 else (V, given)
+        V, *tensors = ctx.saved_tensors
+        given, needed, back = gradients[0].detach(), list(ctx.needs_input_grad[4:]), None
+        if V is None:
+            G = FactoredCost.from_matrix(given)
+        else:
+            U, W = (given, V.detach()) if ctx.axis == 1 else (V.detach(), given)
             G = FactoredCost(U.new_zeros(len(U)), W.new_zeros(len(W)), U * -0.5, W)
-            found = ctx.adjoint.pull_back(G, ctx.theta, needed)
-        back, *found = refuse_double_backward(REFUSED, [back, *found], (*gradients, *ctx.saved_tensors))
+            if ctx.needs_input_grad[2]:
+                back = ctx.adjoint.solution.plan.apply(given, 1 - ctx.axis)
+        found = ctx.adjoint.pull_back(G, ctx.theta, needed) if any(needed) else [None] * len(needed)
+        back, *found = refuse_double_backward(REFUSED, [back, *found], (*gradients, V, *tensors))
         return None, None, back, None, *found
 
 
@@ -166,7 +131,6 @@ def differentiable(
     mode: GradientMode,
 ) -> Differentiable:
     """The solved problem of ``outcome`` as an expression of what was given."""
-    dtype, device = given.dtype(), model.p.device
-    once = isinstance(mode, Envelope | Implicit)
-    theta = parameters(given, made, dtype, device, once)
+    dtype = given.dtype()
+    theta = parameters(given, made, dtype, model.p.device)
     return Differentiable(solution_of(outcome, model, made, dtype), theta, mode)

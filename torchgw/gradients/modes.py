@@ -1,5 +1,4 @@
-"""How gradients are found: at the solution by the envelope theorem, through it by implicit differentiation, or by
-recording iterations."""
+"""How gradients are found: at the solution by the envelope theorem, through it by implicit differentiation."""
 
 from __future__ import annotations
 
@@ -69,32 +68,8 @@ class Implicit(GradientMode):
         object.__setattr__(self, "trusted_error", validate.real("trusted_error", self.trusted_error, above=0.0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Unrolled(GradientMode):
-    """Everything by automatic differentiation through iterations from the solution on; the oracle of the others.
-
-    Parameters
-    ----------
-    tol : L1 marginal residual to which the fixed point is solved, as for `Envelope`.
-    n_outer, n_inner : linearisations, and Sinkhorn iterations for each. Gradients converge as fast as the iterations
-        do, from below.
-
-    Notes
-    -----
-    O(N K n_outer n_inner) memory; the plan is stored. Second derivatives are those of the recorded iterations.
-    """
-
-    n_outer: int = 20
-    n_inner: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "n_outer", validate.integer("n_outer", self.n_outer, least=1))
-        object.__setattr__(self, "n_inner", validate.integer("n_inner", self.n_inner, least=1))
-
-
 def check_mode(mode: object) -> None:
     """Refuse what is neither one of the modes nor None."""
-    if mode is not None and not isinstance(mode, Envelope | Implicit | Unrolled):
+    if mode is not None and not isinstance(mode, Envelope | Implicit):
         given = f"the class {mode.__name__}, not an object of it" if isinstance(mode, type) else type(mode).__name__
-        raise TypeError(f"gradient_mode must be None, Envelope(), Implicit() or Unrolled(), got {given}")
+        raise TypeError(f"gradient_mode must be None, Envelope() or Implicit(), got {given}")

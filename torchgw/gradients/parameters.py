@@ -25,7 +25,7 @@ from torchgw.types import DistanceProvider, is_provider
 
 REFUSED = (
     "second derivatives of Gromov-Wasserstein losses and plans are not available with Envelope or Implicit gradients, "
-    "whose graph takes the plan for a constant; use gradient_mode=Unrolled(), or finite differences of gradients"
+    "whose graph takes the plan for a constant; take finite differences of gradients"
 )
 
 
@@ -90,28 +90,22 @@ def parameters(
     made: tuple[DistanceProvider, DistanceProvider],
     dtype: torch.dtype,
     device: torch.device,
-    once: bool,
 ) -> Parameters:
-    """theta of a problem with these providers, as a user gave them; ``once`` refuses second derivatives."""
+    """theta of a problem with these providers, as a user gave them."""
     leaves = given.leaves()
     own = own_copies(leaves)
     taken = {id(leaf): copy for leaf, copy in zip(leaves, own, strict=True)}
     points = substitute_copies(_leaf(given.X), taken), substitute_copies(_leaf(given.Y), taken)
     x, y = make_differentiable(made, points, given.spaces, dtype, device)
     p, q = (
-        _masses(substitute_copies(side, taken), checked, dtype, device)
+        (substitute_copies(side, taken) if isinstance(side, Tensor) else checked).to(device, dtype)
         for side, checked in zip((given.p, given.q), given.masses, strict=True)
     )
     scale, ends = mass_scales(given.marginals, p.sum(), q.sum())
     alpha = torch.as_tensor(substitute_copies(given.alpha, taken), dtype=dtype, device=device)
     cost = None if given.cost is None else _cost(substitute_copies(given.cost, taken), dtype, device)
     theta = Parameters(x, y, cost, p / ends[0], q / ends[1], alpha, scale)
-    return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED if once else ""))
-
-
-def _masses(own: Any, checked: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The masses that a user gave, with their derivatives, or validated ones."""
-    return (own if isinstance(own, Tensor) else checked).to(device, dtype)
+    return theta.with_tensors(reattach(theta.tensors(), own, leaves, REFUSED))
 
 
 def _cost(given: Any, dtype: torch.dtype, device: torch.device) -> FactoredCost:

@@ -1,13 +1,14 @@
 """What the objective needs of a plan T + s W: marginals, entropy, and products with it, as functions of s.
 
-T and W are constants, unless T is stored and recorded itself. Derivatives in s, in what is multiplied, and in both (one
-each) are right, which is all that first derivatives of values and of plans need. To first order in s,
+T and W are constants. Derivatives in s, in what is multiplied, and in both (one each) are right, which is all that
+first derivatives of values and of plans need. To first order in s,
 
     sum (T + s W) log(T + s W) = sum T log T + s (<W, log T> + sum W).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,17 +26,16 @@ class PlanMoments:
     entropy : sum T log T ().
     """
 
-    def __init__(self, plan: Tensor | BlockCoupling, along: tuple[PlanSensitivity, Tensor] | None = None) -> None:
-        self._stored = plan.plan if isinstance(plan, DenseCoupling) else plan if isinstance(plan, Tensor) else None
+    def __init__(self, plan: BlockCoupling, along: tuple[PlanSensitivity, Tensor] | None = None) -> None:
         self._plan, self._along = plan, along
-        T = plan if self._stored is None else self._stored
-        self.rows, self.columns = (T.sum(1), T.sum(0)) if isinstance(T, Tensor) else (T.marginal(1), T.marginal(0))
-        self.entropy = negentropy(T).to(self.rows)
+        self._stored = plan.plan if isinstance(plan, DenseCoupling) else None
+        self.rows, self.columns = plan.marginal(1), plan.marginal(0)
+        self.entropy = negentropy(plan).to(self.rows)
         if along is None:
             return
         answer, s = along
         slope = answer.rows.sum()
-        for where, block in (DenseCoupling(T) if isinstance(T, Tensor) else T).blocks():
+        for where, block in plan.blocks():
             slope = slope + torch.special.xlogy(answer.change.rows(where), block).sum()
         self.rows, self.columns = self.rows + s * answer.rows, self.columns + s * answer.columns
         self.entropy = self.entropy + s * slope
@@ -52,25 +52,23 @@ class PlanMoments:
         """(T + s W) V for axis 1, its transpose times V for axis 0."""
         if self._stored is not None:
             return (self._stored if axis == 1 else self._stored.T) @ V
-        found = apply_function(ConstantPlanProduct, self._plan, V, axis)
-        return (
-            found
-            if self._along is None
-            else found + self._along[1] * apply_function(ConstantPlanProduct, self._along[0].change, V, axis)
-        )
+        found = apply_function(ConstantProduct, self._plan.apply, V, axis)
+        if self._along is None:
+            return found
+        return found + self._along[1] * apply_function(ConstantProduct, self._along[0].change.apply, V, axis)
 
 
-class ConstantPlanProduct(torch.autograd.Function):
-    """T V or T^T V for a constant plan."""
+class ConstantProduct(torch.autograd.Function):
+    """A V for axis 1, A^T V for axis 0, of a constant A that is known by its products."""
 
     @staticmethod
-    def forward(ctx: Any, plan: BlockCoupling, V: Tensor, axis: int) -> Tensor:
-        ctx.plan, ctx.axis = plan, axis
-        return plan.apply(V, axis)
+    def forward(ctx: Any, multiply: Callable[[Tensor, int], Tensor], V: Tensor, axis: int) -> Tensor:
+        ctx.multiply, ctx.axis = multiply, axis
+        return multiply(V, axis)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, apply_function(ConstantPlanProduct, ctx.plan, gradients[0], 1 - ctx.axis), None
+        return None, apply_function(ConstantProduct, ctx.multiply, gradients[0], 1 - ctx.axis), None
 
 
 def apply_function(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

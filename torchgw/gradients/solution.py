@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.gradients.plan_moments import PlanMoments
 from torchgw.objective.bounds import normalize_partial_potentials
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.implicit import PlanSensitivity
 from torchgw.solvers.newton import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import WarmStart
@@ -34,7 +32,6 @@ class StationaryPlan:
     residual : relative, of the marginals and of the fixed point.
     converged : whether the solve reached its tolerance.
     curvature : B around the plan.
-    g : base-2 column potentials (K,) of the last cost, with its row and column terms.
     """
 
     plan: BlockCoupling
@@ -44,15 +41,10 @@ class StationaryPlan:
     residual: float
     converged: bool
     curvature: Curvature
-    g: Tensor
 
     @property
     def model(self) -> Model:
         return self.curvature.model
-
-    def moments(self, along: tuple[PlanSensitivity, Tensor] | None = None) -> PlanMoments:
-        """Of T, or of T + s W along (W, s)."""
-        return PlanMoments(self.plan, along)
 
 
 def solution_of(
@@ -82,12 +74,11 @@ def solution_of(
     p, q = (side.to(dtype) for side in model.masses)
     quadratic = ExactGradient(x, y, p, q, model.loss)
     level = level_of(end.cost.to(dtype), model)
-    one, other = (side.to(dtype) for side in multipliers)
-    h, k = (side.to(dtype) for side in stiffness)
+    (f, g), (h, k) = ([side.to(dtype) for side in sides] for sides in (multipliers, stiffness))
+    plan = plan.with_tensors({name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
     curvature = Curvature(quadratic, model, level)
-    g = (end.g + end.cost.offsets(model.epsilon)[1]).to(dtype)
     residual, converged = max(outcome.marginal_residual, outcome.last_change), outcome.status.converged
-    return StationaryPlan(_to_dtype(plan, dtype), (one, other), (h, k), total, residual, converged, curvature, g)
+    return StationaryPlan(plan, (f, g), (h, k), total, residual, converged, curvature)
 
 
 def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Tensor]:
@@ -102,11 +93,3 @@ def _duals(end: WarmStart, cost: FactoredCost, model: Model) -> tuple[Tensor, Te
         if model.marginals.total is None
         else (normalize_partial_potentials(f, model.p), normalize_partial_potentials(g, model.q))
     )
-
-
-def _to_dtype(plan: BlockCoupling, dtype: torch.dtype) -> BlockCoupling:
-    """The plan in a precision, without what it was made from."""
-    if isinstance(plan, DenseCoupling):
-        return DenseCoupling(plan.plan.to(dtype))
-    found: BlockCoupling = plan.with_tensors({name: tensor.to(dtype) for name, tensor in plan.tensors().items()})
-    return found

@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
+from torchgw.gradients.plan_moments import ConstantProduct, apply_function
 from torchgw.linalg.lanczos import recurrence
-from torchgw.linalg.matrix_functions import ScalarFunction, matrix_function
+from torchgw.linalg.matrix_functions import ScalarFunction, as_matrix, matrix_function
 from torchgw.objective.hessian import Hessian
-from torchgw.runtime.autograd import refuse_double_backward
-from torchgw.sinkhorn.implicit import Response
 
 LEFT = 1e-3  # of the largest step of a recurrence: the adjoint loses digits by the square of smaller ones
-ONCE = "this trace has first derivatives only: differentiate it once, without create_graph=True"
 
 
 def spectral_trace(
@@ -38,22 +35,28 @@ def spectral_trace(
     generator: torch.Generator,
 ) -> Tensor:
     """tr f(A) () of a stored plan with hard marginals, between scaled symmetric distances (N, N), (K, K)."""
-    plan, model = hessian.respond.plan, hessian.curvature.model
-    assert isinstance(plan, DenseCoupling)
+    respond, model = hessian.respond, hessian.curvature.model
+    assert isinstance(respond.plan, DenseCoupling)
     assert model.has_hard_marginals
-    shape, root = plan.shape, (plan.plan / (model.epsilon * hessian.weight)).sqrt()
+    shape, root = respond.plan.shape, (respond.plan.plan / (model.epsilon * hessian.weight)).sqrt()
+    weights = torch.where(root > 0, respond.plan.plan / root, 0.0)
+
+    def project(X: Tensor, axis: int = 1) -> Tensor:
+        """P X (m, N, K), symmetric: X less R o (a 1^T + 1 b^T)."""
+        answers = [respond.solve((weights * x).sum(1), (weights * x).sum(0)) for x in X]
+        return torch.stack([x - root * (a[:, None] + b) for x, (a, b, _) in zip(X, answers, strict=True)])
 
     def product(parameters: tuple[Tensor, ...], Z: Tensor) -> Tensor:
         D, E = parameters
         W = root * Z.T.reshape(-1, *shape)
-        image = _project(hessian.respond, plan.plan, root, root * (D @ W @ E))
+        image = apply_function(ConstantProduct, project, root * (D @ W @ E), 1)
         return -2 * model.alpha * image.flatten(1).T
 
     z = torch.randn(n_probes, *shape, generator=generator, dtype=root.dtype, device=root.device)
-    start = _project(hessian.respond, plan.plan, root, z * (root > 0)).flatten(1).T.contiguous()
+    start = project(z * (root > 0)).flatten(1).T.contiguous()
     with torch.no_grad():
         held = tuple(side.detach() for side in distances)
-        seen, _ = recurrence(product, held, start, min(n_steps, len(start)), stop=_should_stop)
+        seen, _ = recurrence(as_matrix(product, held, start), start, min(n_steps, len(start)), _should_stop)
     found = matrix_function(product, distances, start, _ShiftedFunction(f), seen.alphas.shape[1], coefficients)
     return (start * found).sum() / n_probes
 
@@ -77,29 +80,3 @@ class _ShiftedFunction:
 def _should_stop(alphas: Tensor, betas: Tensor) -> bool:
     """Whether a Krylov space has next to nothing left to grow by, which values no longer need."""
     return bool((betas[:, -1] < LEFT * betas.amax(1)).any())
-
-
-def _project(respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
-    found: Tensor = _Projection.apply(respond, T, root, X)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Projection(torch.autograd.Function):
-    """P X (m, N, K), symmetric: X less R o (a 1^T + 1 b^T)."""
-
-    @staticmethod
-    def forward(ctx: Any, respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
-        ctx.given = respond, T, root
-        return _apply_projection(respond, T, root, X)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        respond, T, root = ctx.given
-        found = _apply_projection(respond, T, root, gradients[0].detach())
-        return None, None, None, *refuse_double_backward(ONCE, [found], gradients)
-
-
-def _apply_projection(respond: Response, T: Tensor, root: Tensor, X: Tensor) -> Tensor:
-    weights = torch.where(root > 0, T / root, 0.0)
-    answers = [respond.solve((weights * x).sum(1), (weights * x).sum(0)) for x in X]
-    return torch.stack([x - root * (a[:, None] + b) for x, (a, b, _) in zip(X, answers, strict=True)])

@@ -1,50 +1,241 @@
-"""The Lanczos recurrence of a symmetric matrix A, and its adjoint.
+"""Lanczos: a Krylov space of a self-adjoint operator A, and what A does in it.
 
-For k = 1, ..., m with q_1 = v / |v| and Q_k = [q_1 ... q_k], the re-orthogonalised recurrence is
+A space grows from a start vector by what A makes of its last vectors. With an orthonormal basis Q and its duals M Q in
+the operator's inner product, every new vector w = A q is orthogonalised twice against all those before,
 
-    w_k = A q_k,    a_k = q_k . w_k,    r_k = (I - Q_k Q_k^T) w_k,    b_k = |r_k|,    q_{k+1} = r_k / b_k.
+    w = Q c + r,    c = (M Q)^T w,    b = |r|,    the next q = r / b,
 
-Its adjoint runs backwards. With bars for cotangents and g_k for the whole cotangent of q_k,
+which leaves nothing for a third time. So A Q = Q' C with the coordinates C of all products; the part of C inside the
+space is symmetric, and tridiagonal, T = tridiag(b, a, b), where one vector is added at a time.
 
-    rbar_k = (I - q_{k+1} q_{k+1}^T) g_{k+1} / b_k + bbar_k q_{k+1},    c_k = Q_k^T rbar_k,
-    lambda_k = rbar_k - Q_k c_k + abar_k q_k                            (the re-orthogonalised multiplier of A q_k),
-    g_k = qbar_k + A lambda_k - a_k rbar_k - b_k rbar_{k+1} + abar_k w_k - sum_{i >= k} c_i[k] w_i,
-    thetabar += lambda_k . d(A q_k) / d theta,                          vbar = (I - q_1 q_1^T) g_1 / |v|.
+*Eigenpairs.* Ritz pairs, A y ~ mu y with y = Q s and T s = mu s, approximate the ends of the spectrum; |A y - mu y| is
+read off the last coordinates and bounds the distance from mu to the nearest eigenvalue. Where the space would grow
+beyond what may be stored, it is restarted from the Ritz vectors that are wanted and the last block, which loses nothing
+of what they have converged to. A block finds eigenvalues of its multiplicity.
 
-The last sum is a product with Q, because A Q = Q T. A step costs one vector-Jacobian product, and no graph outlives it.
-
-Spectrum. The Ritz pairs (mu, y) of T = tridiag(b, a, b) approximate the ends of the spectrum of A: mu is off by at most
-b_m |y_m|.
-
-Sources: C. Lanczos, 1950; N. Kraemer, P. Moreno-Munoz, H. Roy, S. Hauberg, "Gradients of functions of large matrices",
-NeurIPS 2024.
+Sources: C. Lanczos, 1950; K. Wu, H. Simon, "Thick-restart Lanczos method for large symmetric eigenvalue problems",
+2000; B. Parlett, "The symmetric eigenvalue problem", 1998, chapters 4, 11 and 13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.runtime.transfer import to_host
+from torchgw.linalg.operators import Matrix, Operator
 
-Matvec: TypeAlias = "Callable[[tuple[Tensor, ...], Tensor], Tensor]"
-Stop: TypeAlias = "Callable[[Tensor, Tensor], bool]"
-BREAKDOWN_POWER = 0.75
-FEW_STEPS = 128
-SLOW = 0.3
-CONVERGED = 1e-3
-CHECK_EVERY = 8
+BREAKDOWN_POWER = 0.75  # of the precision: the share of a product below which what is left of it is rounding
+LOST = 100.0  # times the rounding of a squared length, below which it is unknown
 SEED = 20
-EXHAUSTED = 2 / 3  # power of the precision at which what is left of a step is nothing but its rounding
+TRIES = 3  # random starts, before a space is taken to have no directions
+TOLERANCE = 1e-8  # residual over the largest absolute value of the spectrum
+MOST_STEPS = 300  # blocks
+STORED_BYTES = 2**30  # of a basis and its duals
+FIRST_CHECK, CHECKED = 4, 1.15  # steps before the first look at the Ritz values, and growth between two
+EXTRA = 4  # Ritz vectors that are kept beside those that are wanted, on each side
+SLOW, CONVERGED, FEWEST = 0.3, 1e-3, 8  # values that are slow, their errors, and steps at least
+
+
+class KrylovBasis:
+    """Orthonormal vectors (M, count, N) of M spaces and their duals, in an operator's inner product.
+
+    A direction in which a new vector has no more than rounding is none: its vector is zero.
+    """
+
+    def __init__(self, operator: Operator, most: int, n_spaces: int = 1) -> None:
+        self.operator, self.count = operator, 0
+        self._vectors = torch.zeros(n_spaces, most, operator.size, dtype=operator.dtype, device=operator.device)
+        self._duals = self._vectors if isinstance(operator, Matrix) else torch.zeros_like(self._vectors)
+        self._scale = self._vectors.new_zeros(n_spaces)  # the largest squared length of a product
+
+    @property
+    def vectors(self) -> Tensor:
+        return self._vectors[:, : self.count]
+
+    def image(self, where: slice) -> Tensor:
+        """A q (N, ...) of vectors of the first space, or of one vector of each space where ``where`` has one."""
+        V, U = (side[:, where].flatten(0, 1).T for side in (self._vectors, self._duals))
+        return self.operator.image(V, U)
+
+    def add(self, W: Tensor, is_product: bool = True) -> Tensor:
+        """Add what W (M, N) has outside the spaces; its coordinates (M, count), the last one its length there."""
+        vectors, duals = self.vectors, self._duals[:, : self.count]
+        inside = inner_products(duals, W)
+        rest = (W - combine_vectors(vectors, inside)).T
+        least = LOST * self.operator.squared_norm_floor(rest)
+        x, u = (side.T for side in self.operator.metric(rest))
+        more = inner_products(duals, x)
+        x = x - combine_vectors(vectors, more)
+        u = x if self._duals is self._vectors else u - combine_vectors(duals, more)
+        square, inside = (x * u).sum(1).clamp_min(0.0), inside + more
+        scale = torch.maximum(self._scale, inside.square().sum(1) + square)
+        self._scale = scale if is_product else self._scale
+        least = torch.maximum(least, torch.finfo(W.dtype).eps ** (2 * BREAKDOWN_POWER) * scale)
+        length = torch.where(square > least, square, 0.0).sqrt()
+        inverse = torch.where(length > 0, 1 / length, 0.0)[:, None]
+        self._vectors[:, self.count], self._duals[:, self.count] = x * inverse, u * inverse
+        self.count += 1
+        return torch.cat((inside, length[:, None]), 1)
+
+    def extend(self, X: Tensor, is_product: bool = True) -> Tensor:
+        """Add a block X (n, b) to the only space, without vectors that are zero; its coordinates (count, b)."""
+        found = X.new_zeros(self.count + X.shape[1], X.shape[1])
+        for column, x in enumerate(X.T):
+            inside = self.add(x[None], is_product)[0]
+            found[: self.count, column] = inside
+            self.count -= int(inside[-1] == 0)  # one wait
+        return found[: self.count]
+
+    def draw(self, count: int, generator: torch.Generator) -> int:
+        """Extend the only space by random vectors; how many that are."""
+        before, n = self.count, self.operator.size
+        for _ in range(TRIES if n > 0 else 0):
+            X = torch.randn(n, min(count, n), generator=generator, dtype=torch.float64)
+            self.extend(X.to(self._vectors), is_product=False)
+            if self.count > before:
+                break
+        return self.count - before
+
+    def restart(self, weights: Tensor, width: int) -> None:
+        """Keep combinations (m, d) of the only space's vectors but the last ``width``, and these."""
+        ended = self.count - width
+        for side in (self._vectors[0], self._duals[0])[: 1 + (self._duals is not self._vectors)]:
+            kept = torch.cat((weights.T @ side[:ended], side[ended : self.count]))
+            side[: len(kept)] = kept
+        self.count = weights.shape[1] + width
+
+
+class ExtremeEigenpairs(NamedTuple):
+    """Ends of a spectrum.
+
+    values : (k,), ascending: first the smallest, then the largest; on the CPU.
+    vectors : (n, k), orthonormal in the operator's inner product.
+    errors : (k,), likewise, bounds on the distance from each value to an eigenvalue.
+    n_smallest : how many of them are the smallest.
+    n_products : with the operator, vectors counted.
+    converged : whether all errors are within the tolerance.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    errors: Tensor
+    n_smallest: int
+    n_products: int
+    converged: bool
+
+
+def lanczos(
+    operator: Operator,
+    smallest: int = 1,
+    largest: int = 0,
+    *,
+    block: int = 1,
+    tol: float = TOLERANCE,
+    max_steps: int = MOST_STEPS,
+    stored_bytes: int = STORED_BYTES,
+    enough: Callable[[Tensor, Tensor], bool] | None = None,
+) -> ExtremeEigenpairs:
+    """The smallest and the largest eigenpairs, fewer where the operator has fewer; O(n m) memory for a basis of m.
+
+    Parameters
+    ----------
+    smallest, largest : how many of each.
+    block : vectors at a time, in [1, n].
+    tol : error over the largest absolute Ritz value.
+    max_steps : most products with a block.
+    stored_bytes : of the basis, beyond which it is restarted.
+    enough : of the Ritz values (m,), ascending, and their errors: whether to end before ``tol`` is reached.
+    """
+    n, wanted = operator.size, min(smallest + largest, operator.size)
+    most = max(
+        int(stored_bytes // max(2 * n * torch.finfo(operator.dtype).bits // 8, 1)),
+        least_basis_size(smallest, largest, block),
+    )
+    most = min(most, (max_steps + 1) * block, n + block)
+    space, generator = KrylovBasis(operator, most), torch.Generator().manual_seed(SEED)
+    C = space.vectors.new_zeros(most, most)
+    n_products, step, check, width = 0, 0, min(FIRST_CHECK, wanted), space.draw(block, generator)
+    if width == 0:
+        none = C.new_empty(0)
+        return ExtremeEigenpairs(none, C.new_empty(n, 0), none, 0, 0, True)
+    while True:
+        size, n_products, step = space.count, n_products + width, step + 1
+        found = space.extend(space.image(slice(size - width, size)))
+        C[: len(found), size - width : size] = found
+        width = space.count - size
+        full = space.count + block > most
+        if step < check and step < max_steps and width > 0 and not full:
+            continue
+        check = max(step + 1, int(CHECKED * step))
+        held = C[: space.count, :size].cpu()  # one wait
+        values, weights = torch.linalg.eigh((held[:size] + held[:size].T) / 2)
+        errors = torch.linalg.vector_norm(held[size:] @ weights, dim=0)
+        if width == 0 and size < wanted:  # an eigenvalue of more vectors than a block has
+            width = space.draw(block, generator)
+        ends = _end_positions(size, smallest, largest)
+        settled = size >= wanted and bool((errors[ends] <= tol * values.abs().max()).all())
+        if settled or width == 0 or step >= max_steps or (enough is not None and enough(values, errors)):
+            break
+        if full and size < n:
+            some = _end_positions(size, smallest + EXTRA * (smallest > 0), largest + EXTRA * (largest > 0))
+            space.restart(weights[:, some].to(C), width)
+            C = torch.zeros_like(C)
+            kept = torch.cat((torch.diag(values[some]), held[size:] @ weights[:, some]))
+            C[: len(kept), : len(some)] = kept
+    vectors = space.vectors[0, :size].T @ weights[:, ends].to(C)
+    converged = settled or width == 0
+    return ExtremeEigenpairs(values[ends], vectors, errors[ends], min(smallest, len(ends)), n_products, converged)
+
+
+def least_basis_size(smallest: int, largest: int, block: int) -> int:
+    """Vectors, each with its dual, that `lanczos` stores at least for so many eigenpairs."""
+    return smallest + largest + EXTRA * ((smallest > 0) + (largest > 0)) + 2 * block
+
+
+def _end_positions(count: int, smallest: int, largest: int) -> Tensor:
+    """Positions of the smallest and the largest of values in ascending order; none twice."""
+    first = min(smallest, count)
+    return torch.cat((torch.arange(first), torch.arange(max(count - largest, first), count)))
+
+
+class Spectrum(NamedTuple):
+    """The slow end of the spectrum of a symmetric positive operator whose eigenvalues are of the order of one.
+
+    Attributes
+    ----------
+    values : Ritz values below 0.3 that have converged (d,), ascending.
+    vectors : their Ritz vectors (n, d).
+    smallest, largest : the extreme Ritz values.
+    """
+
+    values: Tensor
+    vectors: Tensor
+    smallest: float
+    largest: float
+
+
+def find_slow_eigenpairs(operator: Operator, n_steps: int) -> Spectrum:
+    """The eigenpairs of an operator that iterations leave last, and its least and largest Ritz values.
+
+    Steps are at most ``n_steps``, memory O(n n_steps).
+    """
+
+    def is_enough(values: Tensor, errors: Tensor) -> bool:
+        slow = values < SLOW
+        slow[0] = True
+        return len(values) >= FEWEST and bool((errors <= CONVERGED * values)[slow].all())
+
+    found = lanczos(operator, n_steps, max_steps=n_steps, enough=is_enough)
+    slow = (found.values < SLOW) & (found.errors < CONVERGED)
+    ends = (1.0, 1.0) if len(found.values) == 0 else (float(found.values[0]), float(found.values[-1]))
+    return Spectrum(found.values[slow].to(found.vectors), found.vectors[:, slow.to(found.vectors.device)], *ends)
 
 
 class Krylov(NamedTuple):
-    """What m steps of the recurrence found for M start vectors of length N.
+    """What m steps found from M start vectors of length N, each in a space of its own.
 
     Attributes
     ----------
@@ -61,160 +252,21 @@ class Krylov(NamedTuple):
 
 
 def recurrence(
-    matvec: Matvec,
-    parameters: tuple[Tensor, ...],
-    V: Tensor,
-    n_steps: int,
-    null: Tensor | None = None,
-    stop: Stop | None = None,
-    metric: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+    operator: Operator, V: Tensor, n_steps: int, stop: Callable[[Tensor, Tensor], bool] | None = None
 ) -> tuple[Krylov, Tensor]:
-    """The recurrence from each column of V and the columns' lengths (M,); a zero column breaks down at once.
+    """The recurrence from each column of V (N, M), and the columns' lengths (M,); a zero column breaks down at once.
 
-    Every vector is orthogonalised twice against all those before, which leaves nothing for a third time; and against
-    ``null`` (N, d), orthonormal vectors that V is orthogonal to. ``stop(alphas, betas)``, both (M, k), may end it after
-    any step k. With a ``metric`` all inner products are those of `torchgw.linalg.operators`, in which A is
-    self-adjoint, and A's parameters are the vector's dual.
+    ``stop(alphas, betas)``, both (M, k), may end it after any step k.
     """
-    V, dual = (V, V) if metric is None else metric(V)
-    norm = (V * dual).sum(0).clamp_min(0.0).sqrt()
-    first = 0 if null is None else null.shape[1]
-    basis = V.new_zeros(V.shape[1], first + n_steps, len(V))
-    if null is not None:
-        basis[:, :first] = null.T
-    duals = basis if metric is None else torch.zeros_like(basis)
-    alphas, betas = V.new_zeros(V.shape[1], n_steps), V.new_zeros(V.shape[1], n_steps)
-    inverse, scale = torch.where(norm > 0, 1 / norm, 0.0)[:, None], torch.zeros_like(norm)
-    q, u = V.T * inverse, dual.T * inverse
+    space = KrylovBasis(operator, n_steps + 1, V.shape[1])
+    norm = space.add(V.T, is_product=False)[:, 0]
+    steps = V.new_zeros(2, V.shape[1], n_steps)
     for k in range(n_steps):
-        basis[:, first + k] = q
-        if metric is not None:
-            duals[:, first + k] = u
-        w = matvec(parameters if metric is None else (u.T,), q.T).T.contiguous()
-        before, held = basis[:, : first + k + 1], duals[:, : first + k + 1]
-        inside = inner_products(held, w)
-        alphas[:, k] = inside[:, -1]
-        for again in (False, True):
-            w = w - combine_vectors(before, inner_products(held, w) if again else inside).T
-        w, dual = (w, w) if metric is None else (side.T for side in metric(w.T))
-        length = (w * dual).sum(1).clamp_min(0.0)
-        scale = torch.maximum(scale, (inside.square().sum(1) + length).sqrt())
-        beta = _zero_breakdown(length.sqrt(), scale)
-        betas[:, k] = beta
-        if stop is not None and stop(alphas[:, : k + 1], betas[:, : k + 1]):
-            n_steps = k + 1
+        steps[..., k] = space.add(space.image(slice(k, k + 1)).T)[:, -2:].T
+        alphas, betas = steps[..., : k + 1]
+        if stop is not None and stop(alphas, betas):
             break
-        inverse = torch.where(beta > 0, 1 / beta, 0.0)[:, None]
-        q, u = inverse * w, inverse * dual
-    betas = betas[:, :n_steps]
-    return Krylov(basis[:, first : first + n_steps], alphas[:, :n_steps], betas[:, :-1], betas[:, -1]), norm
-
-
-def bare_recurrence(
-    matvec: Matvec, parameters: tuple[Tensor, ...], start: Tensor, n_steps: int
-) -> tuple[Tensor, Tensor]:
-    """Alphas (M, m) and betas (M, m - 1) from unit columns (N, M), by three terms and without a basis."""
-    alphas, betas = start.new_zeros(start.shape[1], n_steps), start.new_zeros(start.shape[1], n_steps)
-    before, q, scale, beta = torch.zeros_like(start), start, start.new_zeros(()), start.new_zeros(start.shape[1])
-    for k in range(n_steps):
-        w = matvec(parameters, q)
-        scale = torch.maximum(scale, torch.linalg.vector_norm(w, dim=0))
-        alphas[:, k] = (q * w).sum(0)
-        w = w - alphas[:, k] * q - beta * before
-        beta = _zero_breakdown(torch.linalg.vector_norm(w, dim=0), scale)
-        betas[:, k] = beta
-        before, q = q, torch.where(beta > 0, 1 / beta, 0.0) * w
-    return alphas, betas[:, :-1]
-
-
-def bare_combination(
-    matvec: Matvec, parameters: tuple[Tensor, ...], start: Tensor, alphas: Tensor, betas: Tensor, weights: Tensor
-) -> Tensor:
-    """The combination (N, M) with ``weights`` (M, m) of the vectors of `bare_recurrence`, which come a second time."""
-    before, q = torch.zeros_like(start), start
-    total = weights[:, 0] * q
-    for k in range(alphas.shape[1] - 1):
-        w = matvec(parameters, q) - alphas[:, k] * q
-        w = w - betas[:, k - 1] * before if k else w
-        before, q = q, torch.where(betas[:, k] > 0, 1 / betas[:, k], 0.0) * w
-        total += weights[:, k + 1] * q
-    return total
-
-
-def _zero_breakdown(beta: Tensor, scale: Tensor) -> Tensor:
-    """Zero where only rounding is left."""
-    return torch.where(beta > torch.finfo(beta.dtype).eps ** BREAKDOWN_POWER * scale, beta, 0.0)
-
-
-def inner_products(basis: Tensor, w: Tensor) -> Tensor:
-    """Inner products (M, k) of basis vectors (M, k, N) with vectors w (M, N)."""
-    return torch.bmm(w[:, None], basis.mT)[:, 0]
-
-
-def combine_vectors(basis: Tensor, coefficients: Tensor) -> Tensor:
-    """Linear combinations (N, M) of basis vectors (M, k, N) with coefficients (M, k)."""
-    return torch.bmm(coefficients[:, None], basis)[:, 0].T
-
-
-def adjoint(
-    matvec: Matvec,
-    parameters: tuple[Tensor, ...],
-    found: Krylov,
-    norm: Tensor,
-    basis_bar: Callable[[int], Tensor],
-    alphas_bar: Tensor,
-    betas_bar: Tensor,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Cotangents of V and of the parameters, from those of basis, alphas and betas; ``basis_bar(k)`` is (M, N)."""
-    basis, alphas, betas, _ = found
-    n_steps = alphas.shape[1]
-    ended = torch.zeros_like(norm)[:, None]
-    betas, betas_bar = torch.cat((betas, ended), 1), torch.cat((betas_bar, ended), 1)
-    later = torch.zeros_like(alphas)[:, :, None].repeat(1, 1, n_steps)  # (M, k, j): of q_j in the sum of step k
-    g, r_next = torch.zeros_like(basis[:, 0]), torch.zeros_like(basis[:, 0])
-    totals: list[Tensor | None] = [None] * len(parameters)
-    for k in reversed(range(n_steps)):
-        q, before = basis[:, k], basis[:, : k + 1]
-        r = torch.zeros_like(g)
-        if k + 1 < n_steps:
-            after, beta = basis[:, k + 1], betas[:, k : k + 1]
-            tangent = g - after * (after * g).sum(1, keepdim=True)
-            r = torch.where(beta > 0, tangent / torch.where(beta > 0, beta, 1.0), 0.0) + betas_bar[:, k : k + 1] * after
-        c = inner_products(before, r)
-        multiplier = r - combine_vectors(before, c).T + alphas_bar[:, k : k + 1] * q
-        image, pulled = pull_back(matvec, parameters, q, multiplier, totals)
-        later[:, : k + 1, k] -= alphas[:, k : k + 1] * c
-        if k:
-            later[:, : k + 1, k - 1] -= betas[:, k - 1 : k] * c
-        if k + 1 < n_steps:
-            later[:, : k + 1, k + 1] -= betas[:, k : k + 1] * c
-        g = basis_bar(k) + pulled - alphas[:, k : k + 1] * r - betas[:, k : k + 1] * r_next
-        g = (
-            g
-            + alphas_bar[:, k : k + 1] * image
-            + combine_vectors(basis[:, max(0, k - 1) :], later[:, k, max(0, k - 1) :]).T
-        )
-        r_next = r
-    q = basis[:, 0]
-    return ((g - q * (q * g).sum(1, keepdim=True)) / norm[:, None]).T, totals
-
-
-def pull_back(
-    matvec: Matvec, parameters: tuple[Tensor, ...], q: Tensor, multiplier: Tensor, totals: list[Tensor | None]
-) -> tuple[Tensor, Tensor]:
-    """A q and A multiplier, both (M, N); the parameters' cotangents of multiplier . A q are added to ``totals``."""
-    wanted = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
-    with torch.enable_grad():
-        leaves = tuple(p.detach().requires_grad_(p.requires_grad) for p in parameters)
-        start = q.T.detach().requires_grad_()
-        image = matvec(leaves, start)
-    found = torch.autograd.grad(image, [start, *(leaves[i] for i in wanted)], multiplier.T, allow_unused=True)
-    for i, part in zip(wanted, found[1:], strict=True):
-        if part is not None:
-            before = totals[i]
-            totals[i] = part if before is None else before + part
-    pulled = torch.zeros_like(q) if found[0] is None else found[0].T
-    return image.detach().T, pulled
+    return Krylov(space.vectors[:, :-1], alphas, betas[:, :-1], betas[:, -1]), norm
 
 
 def ritz_pairs(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,81 +275,16 @@ def ritz_pairs(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
     After a breakdown the diagonal goes on with its first entry: values that f is defined for and that nothing reads.
     """
     alive = torch.cat((torch.ones_like(alphas[:, :1]), (betas > 0).to(alphas.dtype).cumprod(1)), 1) > 0
-    alphas = torch.where(alive, alphas, alphas[:, :1])
-    if alphas.device.type == "cpu" and alphas.shape[1] >= FEW_STEPS:
-        return _tridiagonal_eigenvectors(alphas, betas)
-    T = torch.diag_embed(alphas) + torch.diag_embed(betas, 1) + torch.diag_embed(betas, -1)
-    values, vectors = torch.linalg.eigh(T)
+    T = torch.diag_embed(torch.where(alive, alphas, alphas[:, :1])) + torch.diag_embed(betas, -1)
+    values, vectors = torch.linalg.eigh(T)  # of the lower triangle
     return values, vectors
 
 
-def _tridiagonal_eigenvectors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by LAPACK's routine for tridiagonal matrices, three times as fast at 250 steps and more."""
-    from scipy.linalg import eigh_tridiagonal
-
-    pairs = [eigh_tridiagonal(a, b) for a, b in zip(alphas.detach().numpy(), betas.detach().numpy(), strict=True)]
-    values, vectors = (np.stack(parts) for parts in zip(*pairs, strict=True))
-    return torch.from_numpy(values), torch.from_numpy(vectors)
+def inner_products(basis: Tensor, w: Tensor) -> Tensor:
+    """Inner products (M, k) of basis vectors (M, k, N) with vectors w (M, N)."""
+    return torch.bmm(w[:, None], basis.mT)[:, 0]
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """The slow end of the spectrum of a symmetric positive operator whose eigenvalues are of the order of one.
-
-    Attributes
-    ----------
-    values : Ritz values below 0.3 that have converged (d,), ascending.
-    vectors : their Ritz vectors (n, d).
-    smallest, largest : the extreme Ritz values.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    smallest: float
-    largest: float
-
-
-def find_slow_eigenpairs(
-    operator: Callable[[Tensor], Tensor], start: Tensor, n_steps: int, null: Tensor | None = None
-) -> Spectrum:
-    """The eigenpairs of an operator that iterations leave last, and its least and largest Ritz values.
-
-    Vectors are like ``start`` (n,), steps at most ``n_steps``, memory O(n n_steps).
-
-    ``null`` (n, d), orthonormal, is what is known of the null space; the spectrum is that of the rest.
-    """
-    if null is not None:
-        start = start - null @ (null.T @ start)
-    if n_steps < 1 or not bool(torch.linalg.vector_norm(start) > 0):
-        return Spectrum(start.new_zeros(0), start.new_zeros(len(start), 0), 1.0, 1.0)
-    exhausted = torch.finfo(start.dtype).eps ** EXHAUSTED
-
-    def should_stop(alphas: Tensor, betas: Tensor) -> bool:
-        if bool(betas[0, -1] <= exhausted):
-            return True
-        if alphas.shape[1] % CHECK_EVERY:
-            return False
-        values, _, error = _ritz_errors(alphas, betas)
-        slow = values < SLOW
-        slow[0] = True
-        return bool((~slow | (error <= CONVERGED * values)).all())
-
-    found, _ = recurrence(
-        lambda _, x: operator(x[:, 0])[:, None], (), start[:, None], n_steps, null=null, stop=should_stop
-    )
-    values, vectors, error = _ritz_errors(found.alphas, torch.cat((found.betas, found.residual[:, None]), 1))
-    slow = ((values < SLOW) & (error < CONVERGED)).nonzero()[:, 0]
-    least, largest = to_host(values[0], values[-1])
-    return Spectrum(values[slow], found.basis[0].T @ vectors[:, slow], float(least), float(largest))
-
-
-def _ritz_errors(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ritz values (k,), vectors (k, k) and bounds (k,) on the values' errors, from alphas and betas (1, k)."""
-    values, vectors = (part[0] for part in ritz_pairs(alphas, betas[:, :-1]))
-    return values, vectors, betas[0, -1] * vectors[-1].abs()
-
-
-def random_like(given: Tensor) -> Tensor:
-    """A fixed Gaussian start vector of the shape, dtype and device given."""
-    generator = torch.Generator().manual_seed(SEED)
-    return torch.randn(given.shape, generator=generator, dtype=torch.float64).to(given)
+def combine_vectors(basis: Tensor, coefficients: Tensor) -> Tensor:
+    """Linear combinations (M, N) of basis vectors (M, k, N) with coefficients (M, k)."""
+    return torch.bmm(coefficients[:, None], basis)[:, 0]

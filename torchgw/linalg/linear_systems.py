@@ -17,6 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchgw.linalg.lanczos import KrylovBasis
+from torchgw.linalg.operators import Matrix
+
 NO_PROGRESS = 0.99
 
 
@@ -47,9 +50,10 @@ def gmres(
         return LinearSolution(torch.full_like(right, torch.nan), math.inf, 0, 1.0)
     if size == 0:
         return LinearSolution(x, 0.0, 0, 1.0)
+    matrix = Matrix(lambda X: operator(X[:, 0])[:, None], len(right), right.device, right.dtype)
     while count < max_iter and residual > tol:
         before = residual
-        change, steps, seen = _cycle(operator, rest, tol * size, min(restart, max_iter - count))
+        change, steps, seen = _cycle(matrix, rest, tol * size, min(restart, max_iter - count))
         x, count, condition = x + change, count + steps, max(condition, seen)
         rest = right - operator(x)
         residual = float(torch.linalg.vector_norm(rest)) / size
@@ -58,40 +62,20 @@ def gmres(
     return LinearSolution(x, residual, count, condition)
 
 
-def _cycle(operator: Callable[[Tensor], Tensor], rest: Tensor, goal: float, steps: int) -> tuple[Tensor, int, float]:
-    """What reduces the residual most within a Krylov space, its dimension, and the condition number seen in it.
-
-    The Hessenberg matrix is made triangular by rotations as it grows, so the residual is known at every step.
-    """
-    steps = min(steps, len(rest))
-    basis, H, R = rest.new_empty(steps, len(rest)), np.zeros((steps + 1, steps)), np.zeros((steps, steps))
-    norm = float(torch.linalg.vector_norm(rest))
-    w, right = rest / norm, [norm]
-    turns: list[tuple[float, float]] = []
+def _cycle(operator: Matrix, rest: Tensor, goal: float, steps: int) -> tuple[Tensor, int, float]:
+    """What reduces the residual most within a Krylov space, its dimension, and the condition number seen in it."""
+    steps = min(steps, operator.size)
+    basis, H, right = KrylovBasis(operator, steps + 1), np.zeros((steps + 1, steps)), np.zeros(steps + 1)
+    right[0] = float(basis.add(rest[None], is_product=False))
     for j in range(steps):
-        basis[j] = w
-        w = operator(w)
-        for _ in range(2):
-            overlap = basis[: j + 1] @ w
-            w = w - overlap @ basis[: j + 1]
-            H[: j + 1, j] += overlap.double().cpu().numpy()
-        H[j + 1, j] = beside = float(torch.linalg.vector_norm(w))
-        column = H[: j + 1, j].tolist()
-        for i, (c, s) in enumerate(turns):
-            column[i], column[i + 1] = c * column[i] + s * column[i + 1], c * column[i + 1] - s * column[i]
-        length = math.hypot(column[j], beside)
-        c, s = (column[j] / length, beside / length) if length > 0 else (1.0, 0.0)
-        turns.append((c, s))
-        column[j] = length
-        R[: j + 1, j] = column
-        right[j:] = [c * right[j], -s * right[j]]
-        if abs(right[-1]) <= goal or beside <= 10 * torch.finfo(rest.dtype).eps * length:
+        H[: j + 2, j] = basis.add(basis.image(slice(j, j + 1)).T)[0].double().cpu().numpy()  # one wait
+        seen = H[: j + 2, : j + 1]
+        y = np.linalg.lstsq(seen, right[: j + 2], rcond=None)[0]
+        if H[j + 1, j] == 0 or np.linalg.norm(right[: j + 2] - seen @ y) <= goal:
             break
-        w = w / beside
-    y = np.linalg.lstsq(R[: j + 1, : j + 1], np.array(right[: j + 1]), rcond=None)[0]
-    values = np.linalg.svd(H[: j + 2, : j + 1], compute_uv=False)
-    seen = float(values[0] / max(values[-1], np.finfo(float).tiny))
-    return torch.from_numpy(y).to(rest) @ basis[: j + 1], j + 1, seen
+    values = np.linalg.svd(seen, compute_uv=False)
+    condition = float(values[0] / max(values[-1], np.finfo(float).tiny))
+    return torch.from_numpy(y).to(rest) @ basis.vectors[0, : j + 1], j + 1, condition
 
 
 def conjugate_gradients(

@@ -5,13 +5,11 @@ For isotropic z, E z^T z' = 1 in the operator's inner product,
     tr f(A) = E <z, f(A) z>,    <z, f(A) z> ~ |z|^2 sum_k (e_1 . y_k)^2 f(mu_k),
 
 with the Ritz pairs (mu_k, y_k) of m Lanczos steps from z: Gauss quadrature, exact for polynomials of degree 2 m - 1.
-The mean over z of these weights at these nodes is the density of the spectrum. Hutch++ takes the part of A on the range
-of a few products exactly, and samples what is left.
+The mean over z of these weights at these nodes is the density of the spectrum.
 
 Sources: G. Golub, G. Meurant, "Matrices, moments and quadrature with applications", 2010; L. Lin, Y. Saad, C. Yang,
 "Approximating spectral densities of large matrices", 2016; S. Ubaru, J. Chen, Y. Saad, "Fast estimation of tr(f(A)) via
-stochastic Lanczos quadrature", 2017; R. Meyer, C. Musco, C. Musco, D. Woodruff, "Hutch++: optimal stochastic trace
-estimation", 2021.
+stochastic Lanczos quadrature", 2017.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchgw.linalg.eigenpairs import OrthonormalBasis
 from torchgw.linalg.lanczos import recurrence, ritz_pairs
-from torchgw.linalg.operators import Operator, matvec
+from torchgw.linalg.operators import Operator
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.types import Array
 
@@ -51,7 +48,9 @@ class Quadrature:
 
     def trace(self, f: Callable[[Tensor], Tensor]) -> tuple[float, float]:
         """tr f(A), and its standard error."""
-        return _mean_and_error((self.weights * f(self.nodes)).sum(1))
+        values = (self.weights * f(self.nodes)).sum(1)
+        error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return float(values.mean()), error
 
     @property
     def dimension(self) -> float:
@@ -75,33 +74,8 @@ def lanczos_quadrature(
     nodes, weights = [], []
     for _ in range(n_probes):
         z = isotropic(1, generator)
-        found, norm = recurrence(
-            lambda dual, v: operator.image(v, dual[0]), (), z, min(n_steps, operator.size), metric=operator.metric
-        )
+        found, norm = recurrence(operator, z, min(n_steps, operator.size))
         values, vectors = ritz_pairs(found.alphas, found.betas)
         nodes.append(values[0])
         weights.append(norm[0].square() * vectors[0, 0].square())
     return Quadrature(torch.stack(nodes), torch.stack(weights))
-
-
-def trace(operator: Operator, isotropic: Isotropic, n_products: int, generator: torch.Generator) -> tuple[float, float]:
-    """tr A by Hutch++, and the standard error of what was sampled; at most ``n_products`` products with vectors, a
-    third of them for each of the range, the part on it, and the rest."""
-    count = max(n_products // 3, 1)
-    space = OrthonormalBasis(operator, count)
-    V = isotropic(min(count, operator.size), generator)
-    space.add(matvec(operator, V))
-    Q, duals = space.vectors.T, space.duals.T
-    known = float((duals * operator.image(Q, duals)).sum())
-    if space.count == operator.size:
-        return known, 0.0
-    Z = isotropic(count, generator)
-    Z, U = operator.metric(Z - Q @ (duals.T @ Z))
-    rest, error = _mean_and_error((U * operator.image(Z, U)).sum(0))
-    return known + rest, error
-
-
-def _mean_and_error(values: Tensor) -> tuple[float, float]:
-    """The mean of values (M,), and its standard error; NaN of one alone."""
-    error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(values.mean()), error

@@ -179,15 +179,14 @@ def _linear_problem(
     found: PlanStatistics, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks
 ) -> tuple[Tensor, Tensor | float] | None:
     """What every plan costs at least in the linear problem around a plan, by dual potentials, and what that plan costs
-    there beside <Chat, T>; None where KL leaves the mass free.
+    there beside <Chat, T>; None where the mass is free.
 
     A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to
-    may have any such marginal, whose potentials are zero. By total variation it has what the mass saves besides, plans
-    may have less than p and q, and potentials are at most zero.
+    may have any such marginal, whose potentials are zero.
     """
-    (p, q), total, varied = model.masses, model.marginals.total, model.marginals.varied
+    (p, q), total = model.masses, model.marginals.total
     beside: Tensor | float = 0.0
-    if (model.marginals.free_mass and not varied) or (sample is not None and not model.has_hard_marginals):
+    if model.marginals.free_mass or (sample is not None and not model.has_hard_marginals):
         return None
     cost = linearise(model, found.cost, model.linear(found.cost.U.dtype))
     if sample is not None:
@@ -195,12 +194,6 @@ def _linear_problem(
         some = FactoredCost(cost.a[index], ranks.own(cost.b), ranks.gather(cost.U, len(p), index), cost.V)
         a = ranks.least(c_transform(some, ranks.own(dual), ranks.own(q)))
         return dual_bound(a, dual, (p.sum() / SAMPLED_ROWS).expand(SAMPLED_ROWS), q), beside
-    if varied:
-        mass = float(found.marginals[0].sum())
-        saved = sum(model.marginals.weights) * float(model.weight(mass)) / float(model.weight(1.0))
-        b = dual.clamp_max(0.0)
-        a = c_transform(replace(cost, a=cost.a - saved), b, q).clamp_max(0.0)
-        return dual_bound(a, b, p, q), -saved * mass
     if not model.has_hard_marginals and total is None:
         sums, rho = found.marginals[1], min(model.marginals.weights)
         if model.marginals.weights[0] < math.inf:

@@ -71,14 +71,18 @@ class Curvature:
         """B W times a factor, from what was read of W."""
         if self.factors is not None:
             return self.to_cost(factor * self.multiply(read))
-        model = self.model
-        cost, rows, columns = self.quadratic_of(read, *(torch.zeros_like(mass) for mass in model.masses))
+        model, weight = self.model, self.model.alpha * factor
+        W = DenseCoupling(read.view(len(model.p), len(model.q)))
+        if model.has_hard_marginals:
+            rows, columns = (torch.zeros_like(mass).to(read) for mass in model.masses)
+        else:
+            rows, columns = W.marginal(1), W.marginal(0)
+        cost = self.quadratic(W, rows, columns)
         if self.level is None:
-            return FactoredCost.weighted_sum([cost], [model.alpha * factor])
-        mass = rows.sum()
-        level = mean_cost(self.level, DenseCoupling(read.view(len(rows), len(columns))), rows, columns)
-        found = FactoredCost.weighted_sum([cost, self.level], [model.alpha * factor, model.alpha * factor * mass])
-        return replace(found, a=found.a + model.alpha * factor * (level + self._growth * mass))
+            return FactoredCost.weighted_sum([cost], [weight])
+        mass, level = rows.sum(), mean_cost(self.level, W, rows, columns)
+        found = FactoredCost.weighted_sum([cost, self.level], [weight, weight * mass])
+        return replace(found, a=found.a + weight * (level + self._growth * mass))
 
     def multiply(self, read: Tensor) -> Tensor:
         """B W, from what was read of W, as the numbers that `to_cost` makes a cost of: <W', B W> is their inner product
@@ -111,11 +115,10 @@ class Curvature:
         """The numbers whose cost is less by row (N,) and column (K,) terms, where they have these."""
         if self.factors is None:
             return (numbers.view(len(row), len(column)) - row[:, None] - column).flatten()
-        if self.model.has_hard_marginals:
-            return numbers
-        found, first = numbers.clone(), len(numbers) - len(row) - len(column) - (self.level is not None)
-        found[first : first + len(row)] -= row
-        found[first + len(row) : first + len(row) + len(column)] -= column
+        found = numbers.clone()
+        _, rows, columns, _ = self.parts(found)  # which lie in its memory, where there are any
+        rows -= row
+        columns -= column
         return found
 
     @property
@@ -141,19 +144,6 @@ class Curvature:
         if self.model.has_hard_marginals:
             return core, read.new_zeros(n), read.new_zeros(k), read.new_zeros(())
         return core, rest[:n], rest[n : n + k], rest[n + k :].sum()
-
-    def quadratic_of(self, read: Tensor, p: Tensor, q: Tensor) -> tuple[FactoredCost, Tensor, Tensor]:
-        """C(W) and the sums of W from what was read of it; ``p`` and ``q`` are its sums where all plans share them."""
-        n, k = len(p), len(q)
-        rows, columns = p.to(read), q.to(read)
-        if self.factors is None:
-            W = DenseCoupling(read.view(n, k))
-            if not self.model.has_hard_marginals:
-                rows, columns = W.marginal(1), W.marginal(0)
-            return self.quadratic(W, rows, columns), rows, columns
-        core, one, other, _ = self.parts(read)
-        rows, columns = (rows, columns) if self.model.has_hard_marginals else (one, other)
-        return self.quadratic.cost_from_factored_plan(core, rows, columns), rows, columns
 
     def solve(self, respond: Response, right: Tensor, tol: float, max_iter: int) -> LinearSolution:
         """(I + S B / w) W = R in terms of what is read of W and R."""

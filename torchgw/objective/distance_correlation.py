@@ -68,7 +68,7 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
     n = int(some.sum())
     if n < LEAST:
         return math.nan
-    A, B = (_u_centre(_rank_entries(side[some][:, some])) for side in (D, E))
+    A, B = (_centre_ranks(side[some][:, some]) for side in (D, E))
     scale = float(A.norm() * B.norm())
     if scale == 0:
         return math.nan
@@ -98,21 +98,15 @@ def _submatrix(space: DistanceProvider, index: Tensor) -> Tensor:
     return torch.cat([space.rows(part)[:, index] for part in parts(index, space.size)])
 
 
-def _rank_entries(D: Tensor) -> Tensor:
-    """Ranks (n, n) of the entries off the diagonal, less their mean, which U takes away: zeros where all are equal.
-    Entries that are equal up to rounding have the mean of their ranks; 0 on the diagonal."""
-    off = ~torch.eye(len(D), dtype=torch.bool)
+def _centre_ranks(D: Tensor) -> Tensor:
+    """U(R) (n, n) of the ranks of the entries off the diagonal, see the head of this file: zeros where all are equal.
+    Entries that are equal up to rounding have the mean of their ranks."""
+    n, off = len(D), ~torch.eye(len(D), dtype=torch.bool)
     D = D.double()
     steps = (D[off] / (RESOLVED * D.abs().max()).clamp_min(torch.finfo(D.dtype).tiny)).round()
     _, place, count = torch.unique(steps, return_inverse=True, return_counts=True)
     last = count.cumsum(0).double()
-    ranks = torch.zeros(D.shape, dtype=torch.float64)
-    ranks[off] = (last - (count.double() - 1) / 2)[place] - (len(steps) + 1) / 2
-    return ranks
-
-
-def _u_centre(R: Tensor) -> Tensor:
-    """U(R); see the head of this file."""
-    n = len(R)
+    R = torch.zeros(D.shape, dtype=torch.float64)
+    R[off] = (last - (count.double() - 1) / 2)[place] - (len(steps) + 1) / 2  # less their mean, which U takes away
     found = R - (R.sum(1)[:, None] + R.sum(0)) / (n - 2) + R.sum() / ((n - 1) * (n - 2))
     return found - torch.diag(found.diagonal())

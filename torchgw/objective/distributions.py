@@ -15,7 +15,6 @@ Source: F. Memoli, "Gromov-Wasserstein distances and the metric approach to obje
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,40 +48,23 @@ def quantiles(D: Tensor, mass: Tensor, count: int) -> Tensor:
     return means
 
 
-class Signature(NamedTuple):
-    """What bounds take from a space.
-
-    eccentricity, every : means (512,) of the quantile functions of the points' root mean square distances, and of all
-        distances.
-    squared : the mean squared distance.
-    """
-
-    eccentricity: Array
-    every: Array
-    squared: float
-
-
-def signature(distances: Array, mass: Array) -> Signature:
-    """What bounds take from a space of masses (N,) above zero. O(N^2 log N)."""
+def signature(distances: Array, mass: Array) -> Array:
+    """What bounds take from a space of masses (N,) above zero: the means (512,) of the quantile function of the points'
+    root mean square distances, those (512,) of all distances, and the mean squared distance. O(N^2 log N)."""
     D, p = torch.from_numpy(distances), torch.from_numpy(mass)
     eccentricity = (D.square() @ p).clamp_min(0.0).sqrt()
-    every = quantiles(D.reshape(1, -1), (p[:, None] * p).reshape(-1), PARTS)
-    squared = float(p @ eccentricity.square())
-    return Signature(quantiles(eccentricity[None], p, PARTS)[0].numpy(), every[0].numpy(), squared)
+    first = quantiles(eccentricity[None], p, PARTS)[0]
+    second = quantiles(D.reshape(1, -1), (p[:, None] * p).reshape(-1), PARTS)[0]
+    return torch.cat((first, second, (p @ eccentricity.square())[None])).numpy()
 
 
-def lower_bounds(rows: Sequence[Signature], columns: Sequence[Signature]) -> Array:
+def lower_bounds(rows: Sequence[Array], columns: Sequence[Array]) -> Array:
     """Values that no plan undercuts, (Q, n), from the signatures of both sides."""
-    found: Array = np.maximum(_apart(rows, columns, "eccentricity"), _apart(rows, columns, "every")) / PARTS
-    # Quantiles are sums of up to N^2 rounded numbers; values that are nothing but rounding count as zero.
-    squared = np.add.outer([one.squared for one in rows], [one.squared for one in columns])
-    return np.maximum(found * (1 - ROUNDING) - ROUNDING_OF_VALUES * squared, 0.0)
-
-
-def _apart(rows: Sequence[Signature], columns: Sequence[Signature], part: str) -> Array:
-    """Squared distances between one part of all signatures."""
-    x, y = (np.stack([getattr(one, part) for one in side]) for side in (rows, columns))
     from scipy.spatial.distance import cdist  # late: it takes half the import of this package
 
-    found: Array = cdist(x, y, "sqeuclidean")
+    x, y = np.stack(rows), np.stack(columns)
+    first, second = (cdist(x[:, part], y[:, part], "sqeuclidean") / PARTS for part in (slice(PARTS), slice(PARTS, -1)))
+    # Quantiles are sums of up to N^2 rounded numbers; values that are nothing but rounding count as zero.
+    rounding = ROUNDING_OF_VALUES * np.add.outer(x[:, -1], y[:, -1])
+    found: Array = np.maximum(np.maximum(first, second) * (1 - ROUNDING) - rounding, 0.0)
     return found

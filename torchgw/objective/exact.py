@@ -155,9 +155,9 @@ class PairLoss(NamedTuple):
     symmetric: bool = True
 
     @classmethod
-    def of(cls, loss: SeparableLoss, D: Tensor, E: Tensor, symmetric: bool = True) -> PairLoss:
+    def of(cls, loss: SeparableLoss, D: Tensor, E: Tensor) -> PairLoss:
         """Of scaled distances D, E."""
-        return cls(loss.f1(D), loss.f2(E), *loss_factors(loss, D, E), symmetric)
+        return cls(loss.f1(D), loss.f2(E), *loss_factors(loss, D, E))
 
     def cost(self, plan: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
         """C(T) of plans (..., N, K) with these marginals (..., N), (..., K); of one plan where they are asymmetric."""

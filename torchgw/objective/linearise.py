@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.marginals import Marginals
 from torchgw.objective.divergence import kl, negentropy, relative_entropy
 from torchgw.objective.model import Model, mean_cost, problem_weight
 from torchgw.sinkhorn.costs import FactoredCost
@@ -72,12 +71,12 @@ class Weights(NamedTuple):
     @classmethod
     def of(
         cls,
-        alpha: float | Tensor,
-        beta: float | Tensor,
+        alpha: float,
+        beta: float,
         mass: float | Tensor = 1.0,
         constant: float | Tensor = 0.0,
         ray: float | Tensor = 1.0,
-        offset: float | Tensor = 0.0,
+        offset: float = 0.0,
     ) -> Weights:
         """Of a plan c T of this mass and constant k, c = ``ray``; ``offset`` is epsilon log(scale)."""
         weight = problem_weight(alpha, beta, mass)
@@ -118,8 +117,9 @@ def weights_of(model: Model, moments: Moments | None = None) -> Weights:
         return Weights.of(model.alpha, model.beta, offset=offset)
     m = moments.rows.sum(-1)
     p, q = (mass.to(moments.rows) for mass in model.masses)
-    ends = moments.rows, moments.columns, p, q
-    k = plan_constant(model.marginals, model.epsilon, moments.entropy, *ends, model.log_mass_scale)
+    k = torch.as_tensor(model.epsilon * (moments.entropy - m * model.log_mass_scale))
+    for rho, sums, mass in zip(model.marginals.weights, (moments.rows, moments.columns), (p, q), strict=True):
+        k = k + rho * (kl(sums, mass) + m - mass.sum(-1))
     growth = (sum(model.marginals.weights) + model.epsilon) * m
     log_c = minimise_on_ray(model.alpha, model.beta, moments.quadratic, moments.linear, k, growth, m)
     c = log_c.exp()
@@ -131,25 +131,6 @@ def linearise(
 ) -> FactoredCost:
     """Chat from C(T) and beta M + P; ``moments`` of the plan matter where its mass is free."""
     return raw if model.is_standard else weights_of(model, moments).combine_costs(raw, linear)
-
-
-def plan_constant(
-    marginals: Marginals,
-    epsilon: float,
-    entropy: Tensor | float,
-    rows: Tensor,
-    columns: Tensor,
-    p: Tensor,
-    q: Tensor,
-    logarithm: float | Tensor,
-) -> Tensor:
-    """k (...) of plans of free mass with these marginals and <T, log(T / p q^T)>; ``logarithm`` is that of the scale of
-    the masses."""
-    m = rows.sum(-1)
-    found: Tensor = epsilon * (entropy - m * logarithm)
-    for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
-        found = found + rho * (kl(sums, mass) + m - mass.sum(-1))
-    return found
 
 
 def minimise_on_ray(

@@ -3,9 +3,8 @@
     F(T) = alpha [quad(T) + sum rho KL(mu x mu | p x p) + epsilon KL(T x T | (p q^T) x (p q^T))]
          + beta [<M, T> + sum rho KL(mu | p) + epsilon KL(T | p q^T)] + <P, T>
 
-over the two marginals mu of T, or total variation in place of their KL; beta is 1 - alpha over the scale of the masses,
-P holds the penalties of pairs. The derivative of F is in `torchgw.objective.linearise`, the divergences KL are in
-`torchgw.objective.divergence`.
+over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. The
+derivative of F is in `torchgw.objective.linearise`, the divergences KL are in `torchgw.objective.divergence`.
 
 Sources: T. Vayer et al., "Optimal transport for structured data with application on graphs", 2019 (fused); T. Sejourne,
 F.-X. Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning individual
@@ -148,13 +147,10 @@ class Model:
 
     def coarsen(self, rows: Cells, columns: Cells) -> Model:
         """The coarsened model: masses summed, costs averaged within cells."""
-        found = replace(self.with_masses(*_average_over_cells(self, rows, columns)), ranks=ALONE)
-        if self.points is None:
-            return found
-        one, other = (
-            torch.unique(cells.label[index]) for cells, index in zip((rows, columns), self.points, strict=True)
-        )
-        return replace(found, points=(one, other), groups=None)
+        found, points = self.with_masses(*_average_over_cells(self, rows, columns)), self.points
+        if points is not None:
+            points = torch.unique(rows.label[points[0]]), torch.unique(columns.label[points[1]])
+        return replace(found, points=points, groups=None, ranks=ALONE)
 
     def to(self, device: torch.device) -> Model:
         """The same objective on another device."""
@@ -255,12 +251,8 @@ class Model:
 
     @property
     def hard_penalty(self) -> float:
-        """The penalty that stands for a constraint: beyond all other costs, what a match saves by total variation among
-        them, and 2^-70 at this epsilon."""
+        """The penalty that stands for a constraint: beyond all other costs, and 2^-70 at this epsilon."""
         largest = 2 * self.alpha * largest_loss(self.loss)
-        if self.marginals.varied:
-            mass = float(torch.minimum(self.p.sum(), self.q.sum()))
-            largest += sum(self.marginals.weights) * (2 * self.alpha * mass + self.beta)
         if self.cost is not None:
             largest += self.beta * largest_entry(self.cost)
         return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
@@ -304,12 +296,7 @@ def _average_over_cells(
     return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
 
 
-def drop_inactive_entropy(model: Model) -> Model:
-    """A model whose entropy plays no part in its objective without it; of others it is the same."""
-    return replace(model, epsilon=0.0) if model.is_standard else model
-
-
-def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Tensor) -> float | Tensor:
+def problem_weight(alpha: float, beta: float, mass: float | Tensor) -> float | Tensor:
     """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
     return alpha * mass + beta / 2
 
@@ -317,20 +304,14 @@ def problem_weight(alpha: float | Tensor, beta: float | Tensor, mass: float | Te
 def divergences(
     marginals: Marginals, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, most: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """sum rho D(mu | a) and sum rho D(mu x mu | a x a) (...) over the relaxed marginals mu (..., N), (..., K), each
-    weight rho capped at ``most``; D is KL, or total variation."""
+    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed marginals mu (..., N), (..., K), each
+    weight rho capped at ``most``."""
     single = double = rows.new_zeros(())
     for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
         if 0 < rho < math.inf:
-            whole, kept = mass.sum(-1), sums.sum(-1)
-            if marginals.varied:
-                found = (whole - kept).abs()
-                twice = found * (whole + kept)
-            else:
-                found = kl(sums, mass)
-                twice = product_divergence(found, kept, whole)
+            found = kl(sums, mass)
             single = single + min(rho, most) * found
-            double = double + min(rho, most) * twice
+            double = double + min(rho, most) * product_divergence(found, sums.sum(-1), mass.sum(-1))
     return single, double
 
 

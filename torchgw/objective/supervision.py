@@ -77,10 +77,8 @@ class Supervision:
             left = pairs_between(torch.from_numpy(every), rows, columns)
             found[name] = left if len(left) else None
         if self.labels is not None:
-            found["labels"] = tuple(
-                _integers(f"supervision.labels[{i}]", side, size)[index.numpy()]
-                for i, (side, size, index) in enumerate(zip(self.labels, shape, (rows, columns), strict=True))
-            )
+            x, y = _read_labels(self.labels, shape)
+            found["labels"] = x[rows.numpy()], y[columns.numpy()]
         if self.mask is not None:
             found["mask"] = _read_mask(self.mask, shape, rows.numpy(), columns.numpy())
         rules = any(rule is not None for rule in found.values())
@@ -95,42 +93,40 @@ class Supervision:
             For indices that are out of range, labels or masks of other shapes, and rules that need a matrix where none
             may be kept.
         """
-        n, k = len(p), len(q)
-        parts: list[FactoredCost] = []
-        given = self._pairs(n, k)
-        touched = given.get("pairs", np.zeros((0, 2), dtype=np.int64))
+        shape = len(p), len(q)
+        parts, given = list[FactoredCost](), self._pairs(*shape)
+        named = list(given.get("pairs", np.zeros((0, 2), dtype=np.int64)).T)
+        groups = [np.zeros(size, dtype=np.int64) for size in shape]
         if self.pairs is not None:
-            parts.append(_pair_penalty(touched, p, q, _keeps_factors("pairs", len(touched), stored)))
-        if self.forbidden is not None:
-            pairs = given["forbidden"]
-            sizes = [len(np.unique(pairs[:, side])) for side in (0, 1)]
-            rank, by_rows = min(sizes), sizes[0] <= sizes[1]
-            parts.append(_forbidden_penalty(pairs, n, k, _keeps_factors("forbidden", rank, stored)))
-        groups = (np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64))
+            pairs = given["pairs"]
+            parts.append(_pair_penalty(pairs, p, q, _keeps_factors("pairs", len(pairs), stored)))
         if self.labels is not None:
-            x, y = (
-                _integers(f"supervision.labels[{i}]", side, size)
-                for i, (side, size) in enumerate(zip(self.labels, (n, k), strict=True))
-            )
+            x, y = _read_labels(self.labels, shape)
             values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
             _keeps_factors("labels", len(values) + 1, stored=False)
             parts.append(_label_penalty(x, y, values))
-            groups = (np.unique(x, return_inverse=True)[1], np.unique(y, return_inverse=True)[1])
-        if self.mask is not None:
-            parts.append(FactoredCost.from_matrix(torch.from_numpy(1.0 - _read_mask(self.mask, (n, k)))))
-        cost = FactoredCost.weighted_sum(parts, [1.0] * len(parts))
-        named = [torch.from_numpy(np.unique(touched[:, side])) for side in (0, 1)]
+            groups = [np.unique(side, return_inverse=True)[1] for side in (x, y)]
         if self.forbidden is not None:
-            position, side = (1, cost.V) if by_rows else (0, cost.U)
-            if cost.extra is None:  # points that the same others are forbidden to go together
-                groups[position][:] = np.unique(
-                    np.concatenate((groups[position][:, None], side.numpy()), axis=1), axis=0, return_inverse=True
-                )[1]
-            few = np.unique(pairs[:, 1 - position])
-            named[1 - position] = torch.unique(torch.cat((named[1 - position], torch.from_numpy(few))))
+            pairs = given["forbidden"]
+            rank, few = min((len(np.unique(pairs[:, side])), side) for side in (0, 1))
+            factored = _keeps_factors("forbidden", rank, stored)
+            penalty = _forbidden_penalty(pairs, shape, few, factored)
+            parts.append(penalty)
+            named[few] = np.concatenate((named[few], pairs[:, few]))
+            if factored:  # points that the same others are forbidden to go together
+                same = np.concatenate((groups[1 - few][:, None], (penalty.U, penalty.V)[1 - few].numpy()), axis=1)
+                groups[1 - few] = np.unique(same, axis=0, return_inverse=True)[1]
+        if self.mask is not None:
+            parts.append(FactoredCost.from_matrix(torch.from_numpy(1.0 - _read_mask(self.mask, shape))))
+        named = [np.unique(index) for index in named]
         for group, index in zip(groups, named, strict=True):
-            group[index.numpy()] = group.max() + 1 + np.arange(len(index))
-        return Rules(cost, (named[0], named[1]), (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])))
+            group[index] = group.max() + 1 + np.arange(len(index))
+        cost, points, labels = (
+            FactoredCost.weighted_sum(parts, [1.0] * len(parts)),
+            (torch.from_numpy(named[0]), torch.from_numpy(named[1])),
+            (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])),
+        )
+        return Rules(cost, points, labels)
 
     def _pairs(self, n: int, k: int) -> dict[str, Array]:
         """Those of ``pairs`` and ``forbidden`` that were given, (m, 2), each pair once, in order."""
@@ -159,16 +155,22 @@ class Rules(NamedTuple):
     groups: tuple[Tensor, Tensor]
 
 
-def _integers(name: str, value: Any, n: int) -> Array:
-    """Integer labels (n,), at least -1."""
-    array = validate.read(name, value)
-    if array.shape != (n,) or array.dtype.kind not in "iu":
-        inverse = "np.unique(np.concatenate(labels), return_inverse=True)[1]"
-        remedy = f"; {inverse} numbers those of both sides" if array.ndim == 1 and array.dtype.kind not in "ciu" else ""
-        raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}{remedy}")
-    if n and array.min() < -1:
-        raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
-    return array.astype(np.int64)
+def _read_labels(labels: Any, shape: tuple[int, int]) -> list[Array]:
+    """Integer labels (N,), (K,), at least -1."""
+    found = []
+    for i, (side, n) in enumerate(zip(labels, shape, strict=True)):
+        name, array = f"supervision.labels[{i}]", validate.read(f"supervision.labels[{i}]", side)
+        if array.shape != (n,) or array.dtype.kind not in "iu":
+            textual = array.ndim == 1 and array.dtype.kind not in "ciu"
+            inverse = "; np.unique(np.concatenate(labels), return_inverse=True)[1] numbers those of both sides"
+            raise ValueError(
+                f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}"
+                + (inverse if textual else "")
+            )
+        if n and array.min() < -1:
+            raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
+        found.append(array.astype(np.int64))
+    return found
 
 
 def _keeps_factors(name: str, rank: int, stored: bool) -> bool:
@@ -202,21 +204,17 @@ def _pair_penalty(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredC
     return FactoredCost.from_matrix(matrix)
 
 
-def _forbidden_penalty(pairs: Array, n: int, k: int, factored: bool) -> FactoredCost:
-    """1 for each forbidden pair, as one column of factors for each row or column that has any."""
-    i, j = torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])
+def _forbidden_penalty(pairs: Array, shape: tuple[int, int], few: int, factored: bool) -> FactoredCost:
+    """1 for each forbidden pair, as one column of factors for each point of the side ``few``, 0 or 1, that has any."""
     if not factored:
-        matrix = torch.zeros(n, k, dtype=torch.float64)
-        matrix[i, j] = 1.0
+        matrix = torch.zeros(shape, dtype=torch.float64)
+        matrix[pairs[:, 0], pairs[:, 1]] = 1.0
         return FactoredCost.from_matrix(matrix)
-    by_rows = len(torch.unique(i)) <= len(torch.unique(j))
-    named, position = torch.unique(i if by_rows else j, return_inverse=True)
-    one = torch.zeros(n if by_rows else k, len(named), dtype=torch.float64)
-    other = torch.zeros(k if by_rows else n, len(named), dtype=torch.float64)
-    one[named, torch.arange(len(named))] = -0.5
-    other[j if by_rows else i, position] = 1.0
-    U, V = (one, other) if by_rows else (other, one)
-    return FactoredCost(U.new_zeros(n), U.new_zeros(k), U, V)
+    named, position = np.unique(pairs[:, few], return_inverse=True)
+    factors = U, V = [torch.zeros(size, len(named), dtype=torch.float64) for size in shape]
+    factors[few][named, np.arange(len(named))] = -0.5
+    factors[1 - few][pairs[:, 1 - few], position] = 1.0
+    return FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
 
 
 def _label_penalty(x: Array, y: Array, values: Array) -> FactoredCost:

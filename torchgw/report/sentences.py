@@ -66,8 +66,6 @@ def masses(result: ReportInput) -> str:
         return f"A mass of {result.marginals.mass:.4g} was to move; bounds and total hold {error}."
     if result.marginals.free_mass:
         moved = float(result.coupling.marginal(1).sum())
-        if result.marginals.varied:
-            return f"The plan moves {moved:.4g}, and no point gives or takes more than it has; that holds {error}."
         return f"The masses of both sides may give way; the plan moves {moved:.4g}."
     if not result.marginals.balanced:
         return f"The masses of one side may give way; those of the other hold {error}."
@@ -96,11 +94,6 @@ def certainties(result: ReportInput) -> tuple[list[str], list[str]]:
             sure.append(f"{text[0].upper()}{text[1:]}.")
         else:
             open_.append(f"By an estimate from samples: {text}.")
-    if certificate.curvature is not None and math.isfinite(certificate.curvature):
-        sure.append(
-            f"The softest change of the plan that was found has a curvature of {certificate.curvature:.2g}: entropy "
-            "alone gives 1, at 0 the plan could slide, and below it the plan would be a saddle."
-        )
     if result.omitted_mass > 0:
         sure.append(f"What was left out of the plan for speed is at most {result.omitted_mass:.1e} of its mass.")
     if result.value_exact:

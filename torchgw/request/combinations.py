@@ -34,7 +34,7 @@ KINDS: dict[str, dict[str, str]] = {
     "epsilon": {"positive": "epsilon > 0", "zero": "epsilon=0", "auto": "epsilon='auto'"},
     "options.gradient": {name: f"options.gradient='{name}'" for name in ("auto", "exact", "sampled")},
     "marginals": {name: f"{name}()" for name in ("Balanced", "SemiRelaxed", "Unbalanced", "Partial")}
-    | {"free": "SemiRelaxed(0.0)", "tv": "Unbalanced(divergence='tv')"},
+    | {"free": "SemiRelaxed(0.0)"},
     "cost": {"none": "no linear cost", "matrix": "a cost matrix", "features": "a pair of feature arrays as cost"},
     "alpha": {
         "one": "alpha=1",
@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, str]] = {
     "options.loss": {"square": "loss='square'", "kl": "loss='kl'", "own": "a SeparableLoss"},
     "supervision": {"none": "no supervision", "rules": "supervision", "mask": "a mask"},
     "gradient_mode": {"none": "no gradient mode"}
-    | {name: f"gradient_mode={name}()" for name in ("Envelope", "Implicit", "Unrolled")},
+    | {name: f"gradient_mode={name}()" for name in ("Envelope", "Implicit")},
     "checkpoint": {"none": "no checkpoint", "folder": "a checkpoint"},
     "X": {
         "factored": "factored distances of X",
@@ -63,9 +63,9 @@ KINDS: dict[str, dict[str, str]] = {
     },
 }
 RULES = ("rules", "mask")
-RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "tv", "Partial"), ("SemiRelaxed", "Unbalanced")
+RELAXED, HELD = ("SemiRelaxed", "free", "Unbalanced", "Partial"), ("SemiRelaxed", "Unbalanced")
 NOT_SQUARE = ("kl", "own")
-MODES = ("Envelope", "Implicit", "Unrolled")
+MODES = ("Envelope", "Implicit")
 DIRECTED = ("asymmetric", "sparse asymmetric")
 WITHOUT_FACTORS = ("others", "sparse")
 BELOW_ONE, ABOVE_ZERO, ZERO = ("between", "zero", "tracked zero"), ("one", "between"), ("zero", "tracked zero")
@@ -163,11 +163,8 @@ EXCLUSIONS = (
              STORED, "labels, known and forbidden pairs stream"),
     Exclusion("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
-    Exclusion("marginals", HELD, {"epsilon": ("zero",)},
-             "be Balanced(), Partial(), SemiRelaxed(0.0) or Unbalanced(divergence='tv')",
-             "what other divergences hold is at no vertex", "use a small epsilon > 0"),
-    Exclusion("marginals", ("tv",), {"epsilon": ("positive", "auto")}, "be Unbalanced(divergence='kl')",
-             "total variation is held at vertices, which have no entropy", "use epsilon=0"),
+    Exclusion("marginals", HELD, {"epsilon": ("zero",)}, "be Balanced(), Partial() or SemiRelaxed(0.0)",
+             "what divergences hold is at no vertex", "use a small epsilon > 0"),
     *(Exclusion("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
                "vertices stream for squared distances alone", "use strategy='dense'")
       for name, kinds, _ in PLAIN if name != "options.loss"),
@@ -187,8 +184,6 @@ EXCLUSIONS = (
              "a plan of sampled costs is no fixed point", "use gradient='auto'"),
     Exclusion("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
              "it ends at no fixed point of the linearised problem", "use strategy='auto'"),
-    Exclusion("options.strategy", ("streaming",), {"gradient_mode": ("Unrolled",)}, "be 'auto' or 'dense'",
-             "it records stored plans", "use Implicit()"),
     Exclusion("checkpoint", ("folder",), {"gradient_mode": MODES}, "be None",
              "files do not hold what gradients flow to", "leave one of them out"),
     Exclusion("alpha", ("tracked zero",), {"gradient_mode": MODES}, "be > 0 to be differentiated",
@@ -229,7 +224,6 @@ IMPLIED_OPTIONS = (
     Implication({"alpha": ZERO}, "coarse", None, "the problem is convex: there are no basins to search"),
     Implication({"alpha": ZERO}, "annealing", AnnealingOptions(n_iter=0), "the problem is convex"),
     Implication({"gradient_mode": MODES}, "gradient", "exact", "a plan of sampled costs is no fixed point"),
-    Implication({"gradient_mode": ("Unrolled",)}, "strategy", "dense", "it records stored plans"),
     *(
         row
         for name in "XY"
@@ -278,8 +272,6 @@ def kind_of_marginals(marginals: Marginals) -> str:
     """The model, as others depend on it."""
     if marginals.balanced:
         return "Balanced"
-    if marginals.varied:
-        return "tv"
     return "free" if min(marginals.weights) == 0 else type(marginals).__name__
 
 

@@ -1,7 +1,7 @@
 """Which strategy and kernels a problem takes, and whether what it stores fits, before anything is built.
 
 A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); where neither
-space has factors, some that lead make iterations of the exact gradient cheap (`torchgw.objective.matching`).
+space has factors, it begins between factors near its distances (`torchgw.solvers.problem.make_surrogate`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.gradients.modes import GradientMode, Unrolled
 from torchgw.kernels import neighbour_graphs, shortest_paths, softmin_dense, softmin_stream, softmin_tiles
 from torchgw.kernels.dispatch import Selection, Workload
 from torchgw.kernels.kernel import Kernel
@@ -53,7 +52,6 @@ EXPECTED_RANK = 32
 # programs are assignments, between points that no landmark stands for and between others, and elsewhere.
 SHARP_SCATTERED_PAIRS, SHARP_ASSIGNED_PAIRS, SHARP_PAIRS = 40_000_000, 16_000_000, 2_250_000
 SHARP_CONTEST_PAIRS = 400_000  # between others that are no metric spaces, and have a contest in place of cells
-RECORDED_BYTES = 40  # measured: five numbers of float64 for each pair and iteration
 
 
 def choose_strategy(
@@ -216,12 +214,7 @@ def advise_without_matrix(kind: str) -> str:
 
 
 def check_memory(
-    strategy: str,
-    spaces: Sequence[InputSpace],
-    model: Model,
-    device: torch.device,
-    options: GWOptions,
-    mode: GradientMode | None,
+    strategy: str, spaces: Sequence[InputSpace], model: Model, device: torch.device, options: GWOptions
 ) -> str | None:
     """Why the exact gradient cannot run, or None.
 
@@ -232,21 +225,14 @@ def check_memory(
     """
     n, k = len(model.p), len(model.q)
     epsilon = model.epsilon
-    if isinstance(mode, Unrolled):
-        what = f"the record of {mode.n_outer} x {mode.n_inner} iterations ({n} x {k})"
-        needed = RECORDED_BYTES * n * k * mode.n_outer * mode.n_inner
-        advice = "use Implicit(), fewer n_outer or n_inner, or a larger GWOptions(max_memory=)"
-        validate.memory(what, needed, options.max_memory, advice)
     if strategy == "dense":
         sharp = "use epsilon > 0, which streams, or GWOptions(strategy='low-rank')"
         if all(space.has_factors for space in spaces):
             streams = "with OR-tools (pip install ortools) epsilon=0 streams as well"
             sharp = "use GWOptions(strategy='streaming')" if has_vertex_solver(n, k) else f"{sharp}; {streams}"
-        streams = "use fewer points" if _needs_dense(spaces, model, mode) else "use GWOptions(strategy='streaming')"
+        streams = "use fewer points" if _needs_dense(spaces, model) else "use GWOptions(strategy='streaming')"
         if epsilon == 0 and not model.is_standard:
-            sharp = (
-                "use fewer points" if _needs_dense(spaces, model, mode) else "use a small epsilon > 0, which streams"
-            )
+            sharp = "use fewer points" if _needs_dense(spaces, model) else "use a small epsilon > 0, which streams"
         advice = sharp if epsilon == 0 else streams
         validate.memory(f"score and plan ({n} x {k})", dense_bytes(n, k, epsilon), options.max_memory, advice)
     for space in spaces:
@@ -295,9 +281,7 @@ def is_assignment(masses: tuple[Tensor, Tensor]) -> bool:
     return len(p) == len(q) and bool((p == p[0]).all()) and bool((q == q[0]).all())
 
 
-def _needs_dense(spaces: Sequence[InputSpace], model: Model, mode: GradientMode | None) -> bool:
-    """Whether no other strategy than the dense one has the objective, or the gradient, that was asked for."""
+def _needs_dense(spaces: Sequence[InputSpace], model: Model) -> bool:
+    """Whether no other strategy than the dense one has the objective that was asked for."""
     stored = any(side is not None and side.extra is not None for side in (model.cost, model.penalty))
-    return (
-        stored or not all(space.symmetric for space in spaces) or model.loss is not SQUARE or isinstance(mode, Unrolled)
-    )
+    return stored or not all(space.symmetric for space in spaces) or model.loss is not SQUARE

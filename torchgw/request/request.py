@@ -461,7 +461,7 @@ def build_problem(
     model, mass = make_model(masses, marginals, weight, initial_epsilon, linear, loss, device)
     if constraints is not None and rules is not None:
         model = add_rules(model, rules, constraints.strength / mass)
-    against = check_memory(strategy, spaces, model, device, options, gradient_mode)
+    against = check_memory(strategy, spaces, model, device, options)
     sharp = allows_no_entropy(facts, (n, k), against, requested, all(space.has_factors for space in spaces))
     if epsilon != AUTO:
         check_resolution(model, spaces, options, describe_remedy(sharp))

@@ -21,7 +21,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.entry import entry
 from torchgw.gradients.spectral import spectral_trace
 from torchgw.kernels.sampling import make_generator
-from torchgw.linalg.eigenpairs import lanczos, least_basis_size
+from torchgw.linalg.lanczos import lanczos, least_basis_size
 from torchgw.linalg.matrix_functions import ScalarFunction
 from torchgw.linalg.quadrature import Quadrature, lanczos_quadrature
 from torchgw.losses import SQUARE

@@ -157,7 +157,6 @@ class GWResult(SoftPlanMixin):
         in streaming solves. ``gradient_passed_over`` says why it was sampled.
     status, converged : how the solve ended.
     warnings : category and text of each warning that the solve gave, from its arguments on.
-    escapes : saddles that it left behind.
     n_iter, n_iter_sinkhorn : outer iterations, and inner ones over all of them.
     history : cost, marginal error, epsilon and time at every check.
     backend : the kernel implementation that ran; ``backends_passed_over`` says why those before it did not, ``blocks``
@@ -226,7 +225,6 @@ class GWResult(SoftPlanMixin):
     model: Model | None = None
     sharp: BlockCoupling | None = None
     differentiated: DifferentiableSolution | None = None
-    escapes: int = 0
     chance: float = math.nan
     distance_correlation: float = math.nan
     warnings: tuple[IssuedWarning, ...] = ()
@@ -334,7 +332,7 @@ class GWResult(SoftPlanMixin):
             Without a gradient mode.
         """
         if self.differentiated is None:
-            raise ValueError("loss needs gw_align(..., gradient_mode=Envelope()), Implicit() or Unrolled(); got none")
+            raise ValueError("loss needs gw_align(..., gradient_mode=Envelope()) or Implicit(), got no mode")
         return self.differentiated.loss()
 
     @property
@@ -581,7 +579,6 @@ def result_of(
         ladder=solution.ladder,
         omitted_mass=solution.omitted,
         evaluated=solution.evaluated,
-        escapes=solution.escapes,
         certificate=solution.certificate.times(mass**2).with_counts(solution.basins),
         basins=tuple(replace(basin, energy=basin.energy * mass**2) for basin in told.basins),
         gradient=solution.gradient,

@@ -31,7 +31,8 @@ from torchgw.spaces.graph import GraphReport
 from torchgw.spaces.out_of_sample import KnownPoints
 from torchgw.types import Array
 
-GONE = {"low_rank": ("n_starts",)}  # options that files of earlier versions have
+# Options and other members that files of earlier versions have.
+GONE = {"low_rank": ("n_starts",), "certificate": ("curvature", "curvature_error"), "result": ("escapes",)}
 FACTORS = {"A": "nr", "B": "kr", "f": "n", "g": "k", "x": "n", "y": "k"}
 ENTRIES = {"column": "m", "first": "f", "width": ""}
 TILES = {"tile_size": "", "tile_first": "t", "tile_column": "c", "tile_separable": ""}
@@ -137,7 +138,7 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
         for i, entry in enumerate(meta["basins"])
     )
     return (
-        meta
+        _keep_current("result", meta)
         | names
         | {
             "coupling": coupling,
@@ -149,7 +150,8 @@ def unpack(arrays: dict[str, Array]) -> dict[str, Any]:
             "options": GWOptions(**options | {"loss": _to_loss(options["loss"])}),
             "marginals": MARGINALS[meta["marginals"].pop("kind")](**meta["marginals"]),
             "history": History(**meta["history"]),
-            "certificate": Certificate(**meta["certificate"]).with_counts(basins),  # which earlier versions did not say
+            # Which starts agree, earlier versions did not say.
+            "certificate": Certificate(**_keep_current("certificate", meta["certificate"])).with_counts(basins),
             "basins": basins,
             "graphs": tuple(_to_report(report) for report in meta["graphs"]),
             "scales": tuple(meta["scales"]),
@@ -177,9 +179,12 @@ def _to_name(saved: Any) -> Any:
 
 def _to_group(name: str, saved: Any) -> Any:
     """A member of `GWOptions`; a group of options without those that are gone."""
-    if name not in GROUPS or saved is None:
-        return saved
-    return GROUPS[name](**{option: value for option, value in saved.items() if option not in GONE.get(name, ())})
+    return saved if name not in GROUPS or saved is None else GROUPS[name](**_keep_current(name, saved))
+
+
+def _keep_current(name: str, saved: dict[str, Any]) -> dict[str, Any]:
+    """The members of a record that this version has."""
+    return {member: value for member, value in saved.items() if member not in GONE.get(name, ())}
 
 
 def _from_loss(loss: str | SeparableLoss) -> str | list[str]:

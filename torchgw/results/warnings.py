@@ -8,7 +8,6 @@ from collections.abc import Callable
 from torchgw.diagnostics.evidence import entropy_and_margin
 from torchgw.diagnostics.status import Status
 from torchgw.kernels.sampling import sample_evenly
-from torchgw.objective.hessian import FLAT
 from torchgw.request.combinations import Fact, facts_of, find_exclusion
 from torchgw.request.request import SHARP, Request
 from torchgw.results.result import GWResult
@@ -31,7 +30,6 @@ LOOKED_AT = 100  # points whose matches are counted
 MANY = 2.0  # matches from which on a plan is blurred, of a point or of the share of one that each target has
 MUCH = 0.02  # of what there is to gain: an epsilon above it blurs where there is anything to tell apart
 MISSED = 0.05  # of what there is to gain, that a plan may have left
-SLIDES = 0.02  # of what entropy alone gives: a curvature up to it is none
 DOZENS = 12  # basins from which on, with few starts each, there is little structure rather than a symmetry
 
 
@@ -52,12 +50,6 @@ def explain_precision(result: GWResult, solution: CertifiedSolution, request: Re
 
 def explain_status(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """How the solve ended, and what to change, where it did not converge."""
-    certificate = result.certificate
-    if result.converged and certificate.curvature is not None and certificate.curvature < -FLAT:
-        return (
-            f"the plan is at a saddle: the objective falls both ways along a change of it (curvature "
-            f"{certificate.curvature:.2g}), and neither led lower; begin elsewhere (init=), or with a smaller epsilon"
-        )
     if result.converged:
         return ""
     tiny = request.allows_no_entropy and result.epsilon > 0 and result.status is Status.MAX_ITER
@@ -81,9 +73,8 @@ def explain_violation(result: GWResult, solution: CertifiedSolution, request: Re
 def explain_ambiguity(result: GWResult, solution: CertifiedSolution, request: Request) -> str:
     """Which two matchings are as good as each other, and how to break the tie."""
     rival = result.rival
-    slides = explain_flat_modes(result)
-    if slides or rival is None or not result.ambiguous:
-        return slides
+    if rival is None or not result.ambiguous:
+        return ""
     far = f"{rival.difference:.0%} of" if rival.difference <= 1 else f"{rival.difference:.3g} times"
     blurred = "" if result.epsilon == 0 else "; if epsilon is so large that plans hardly differ, lower it"
     with_rules = facts_of(request.requested_options, request.epsilon) | {"supervision": Fact("rules", "")}
@@ -101,19 +92,6 @@ def explain_ambiguity(result: GWResult, solution: CertifiedSolution, request: Re
         f"{rival.energy:.4g}, and send points {far} the largest distance apart on average ({cause}); "
         f"result.basins lists both. {more}{'a' if more else 'A'} plan or pairs to begin with (init=), or masses p "
         f"and q can break the tie{blurred}"
-    )
-
-
-def explain_flat_modes(result: GWResult) -> str:
-    """That the plan can move on at no cost, where its curvature says so."""
-    curvature = result.certificate.curvature
-    if curvature is None or not -FLAT <= curvature <= SLIDES:
-        return ""
-    return (
-        f"the matching is ambiguous: the plan can slide at next to no cost (curvature {curvature:.1g} of what entropy "
-        f"alone gives; a continuous symmetry, as a circle has?); torchgw.plot.modes(result) shows who would move. "
-        f"Masses p and q, known pairs or labels (supervision=), or a feature of both sides (cost=) with an alpha well "
-        f"below 1 hold it in place"
     )
 
 

@@ -44,18 +44,15 @@ def own_copies(inputs: Sequence[Tensor]) -> list[Tensor]:
     return [copy.requires_grad_(given.requires_grad) for copy, given in zip(own, inputs, strict=True)]
 
 
-def reattach(
-    values: Sequence[Tensor], own: Sequence[Tensor], inputs: Sequence[Tensor], refused: str = "", shared: bool = False
-) -> list[Tensor]:
+def reattach(values: Sequence[Tensor], own: Sequence[Tensor], inputs: Sequence[Tensor], refused: str) -> list[Tensor]:
     """Values that are expressions of ``own`` copies of inputs, as functions of the inputs.
 
-    A second differentiation is refused with the message ``refused``, where there is one. A graph that is ``shared``
-    with other values outlives a backward pass.
+    A second differentiation is refused with the message ``refused``.
     """
     recorded = [value for value in values if value.requires_grad]
     if not recorded:
         return list(values)
-    found = iter(_Reattach.apply(recorded, own, refused, shared, *inputs))  # type: ignore[no-untyped-call]
+    found = iter(_Reattach.apply(recorded, own, refused, *inputs))  # type: ignore[no-untyped-call]
     return [next(found) if value.requires_grad else value for value in values]
 
 
@@ -63,32 +60,21 @@ class _Reattach(torch.autograd.Function):
     """The values of `reattach`."""
 
     @staticmethod
-    def forward(ctx: Any, values: list[Tensor], own: list[Tensor], refused: str, shared: bool, *inputs: Tensor) -> Any:
-        ctx.values, ctx.own, ctx.refused, ctx.shared = values, own, refused, shared
+    def forward(ctx: Any, values: list[Tensor], own: list[Tensor], refused: str, *inputs: Tensor) -> Any:
+        ctx.values, ctx.own, ctx.refused = values, own, refused
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
         return tuple(value.detach() for value in values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        inputs, needed, recorded = ctx.saved_tensors, ctx.needs_input_grad[4:], torch.is_grad_enabled()
-        again = recorded and not ctx.refused
-        ctx.shared = ctx.shared or again
-        keep = ctx.shared or torch._C._autograd._get_current_graph_task_keep_graph()
+        needed, keep = ctx.needs_input_grad[3:], torch._C._autograd._get_current_graph_task_keep_graph()
         values = [value for value, gradient in zip(ctx.values, gradients, strict=True) if gradient is not None]
         given = [gradient for gradient in gradients if gradient is not None]
         if not given:
             return (None,) * len(ctx.needs_input_grad)
-        seeds = own_copies(given) if any(gradient.requires_grad for gradient in given) else given
         wanted = [copy for copy, need in zip(ctx.own, needed, strict=True) if need]
         with own_surroundings():
-            some = torch.autograd.grad(values, wanted, seeds, keep, again, allow_unused=True)
-            if again:
-                known = [gradient for gradient in some if gradient is not None]
-                reached = reattach(known, [*ctx.own, *seeds], [*inputs, *given], shared=True)
-                some = tuple(None if gradient is None else reached.pop(0) for gradient in some)
-        left = list(some)
-        found = [left.pop(0) if need else None for need in needed]
-        if recorded and ctx.refused:
-            found = refuse_double_backward(ctx.refused, found, (*given, *inputs))
-        return None, None, None, None, *found
+            some = list(torch.autograd.grad(values, wanted, given, keep, allow_unused=True))
+        found = [some.pop(0) if need else None for need in needed]
+        return None, None, None, *refuse_double_backward(ctx.refused, found, (*given, *ctx.saved_tensors))

@@ -87,12 +87,8 @@ class Ranks:
         assert values is not None
         return values
 
-    def collect(self, share: Tensor, n: int, target: int) -> Tensor | None:
-        """The n rows of which each rank has its share, on the rank ``target`` alone."""
-        return share
-
-    def scatter(self, tasks: Sequence[Callable[[], Result]], first: int = 0) -> list[Result]:
-        """The results of tasks that are divided among the ranks, from the ``first`` on, on all of them."""
+    def scatter(self, tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+        """The results of tasks that are divided among the ranks, on all of them."""
         return [task() for task in tasks]
 
     def run_on_first(self, task: Callable[[], Result]) -> Result:

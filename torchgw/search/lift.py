@@ -17,7 +17,7 @@ from torchgw.kernels.softmin_dense.reference import softmin
 from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
-from torchgw.objective.model import Model, drop_inactive_entropy
+from torchgw.objective.model import Model
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
@@ -45,11 +45,8 @@ def lift(
     _, epsilon = as_graph_numbers(solved.plan.device, 1.0, solved.epsilon, model)
     # A graph serves every epsilon, which comes as a tensor beside.
     ends = LandmarkSolution(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
-    exact, model, whole = (
-        None if gradient is None else gradient.without_scale,
-        drop_inactive_entropy(model),
-        drop_inactive_entropy(whole or model),
-    )
+    exact = None if gradient is None else gradient.without_scale
+    model, whole = (replace(each, epsilon=0.0) if each.is_standard else each for each in (model, whole or model))
     cost, f, g, matching = _lift_potentials(ends, epsilon, model, exact, whole, at, softmin)
     return WarmStart(cost, f, g, solved.epsilon), matching
 

@@ -40,8 +40,9 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.tiled import TiledCoupling
-from torchgw.linalg.lanczos import Spectrum, find_slow_eigenpairs, random_like
+from torchgw.linalg.lanczos import Spectrum, find_slow_eigenpairs, lanczos
 from torchgw.linalg.linear_systems import conjugate_gradients
+from torchgw.linalg.operators import Matrix
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 
@@ -226,12 +227,16 @@ class Response:
         """Its slow directions, without the constants."""
         if self.smooth is not None:
             return self._spectrum_within(self.smooth)
-        like = self._root if not self.total else torch.cat((self._root, self._root.new_ones(1)))
-        size = int((like > 0).sum()) - int(self._constant is not None)  # of the space without the constants
-        start = random_like(like) * (like > 0)
-        return find_slow_eigenpairs(
-            self.apply_scaled_schur_complement, start, min(self.n_lanczos, size), self._constant
+        firm = torch.cat((self._root > 0, self._root.new_ones(int(self.total)) > 0))
+        size = int(firm.sum()) - int(self._constant is not None)  # of the space without the constants
+        operator = Matrix(
+            self.apply_scaled_schur_complement,
+            len(firm),
+            firm.device,
+            self._root.dtype,
+            lambda x: self._remove_constant(torch.where(firm[:, None], x, 0.0)),
         )
+        return find_slow_eigenpairs(operator, min(self.n_lanczos, size))
 
     def _spectrum_within(self, functions: Tensor) -> Spectrum:
         """What of its spectrum the span of functions (n, d) shows."""
@@ -247,14 +252,14 @@ class Response:
 
     @cached_property
     def smallest_eigenvalue(self) -> float:
-        """The smallest eigenvalue: by inverse iteration where the system is factored, else as far as Lanczos saw it."""
+        """The smallest eigenvalue: from the inverse where the system is factored, else as far as Lanczos saw it."""
         if self.factor is None:
             return self.spectrum.smallest
-        x, size = self._project(random_like(self.factor[0])), 1.0
-        for _ in range(INVERSE_STEPS):
-            x = self._project(self._solve_directly(x / torch.linalg.vector_norm(x)))
-            size = float(torch.linalg.vector_norm(x))
-        return min(self.spectrum.smallest, 1 / size)
+        factor = self.factor
+        like = factor.shape[0], factor.device, factor.dtype
+        inverse = Matrix(lambda x: self._project(torch.cholesky_solve(x, factor)), *like, self._project)
+        largest = float(lanczos(inverse, 0, 1, max_steps=INVERSE_STEPS).values.amax())
+        return min(self.spectrum.smallest, 1 / largest)
 
     @property
     def condition(self) -> float:

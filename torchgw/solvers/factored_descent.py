@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +24,6 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.bounds import dual_bound, frank_wolfe_gap
 from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
-from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, price_out, uses_flows
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
@@ -81,13 +78,7 @@ class VertexStart(NamedTuple):
 
 
 def descend_between_factors(
-    gradient: Gradient,
-    start: VertexStart | FactoredDescent,
-    order: Order,
-    p: Tensor,
-    q: Tensor,
-    loop: Loop,
-    ranks: Ranks = ALONE,
+    gradient: Gradient, start: VertexStart | FactoredDescent, order: Order, p: Tensor, q: Tensor, loop: Loop
 ) -> tuple[FactoredDescent, Status]:
     """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory. Where
     linear programs are flows, their vertices are the best of the entries that they have, and not of all.
@@ -99,7 +90,6 @@ def descend_between_factors(
     order : in which points that are neighbours are alike.
     p, q : masses (N,), (K,), all positive.
     loop : its ``tol`` is the gap over the value at which a plan is stationary.
-    ranks : that share the passes, each with all of the spaces.
 
     Raises
     ------
@@ -112,16 +102,12 @@ def descend_between_factors(
 
     def order_cost(cost: FactoredCost) -> PricedCost:
         nonlocal stored
-        stored = PricedCost.of(cost, order, stored, ranks)
+        stored = PricedCost.of(cost, order, stored)
         return stored
 
     def make_state(plan: SparseCoupling, **more: Any) -> FactoredDescent:
         cost = gradient(plan, p)
-        return FactoredDescent(plan=plan, cost=cost, value=agree(_expected_cost, cost, plan), **more)
-
-    def agree(number: Callable[..., float], *of: Any) -> float:
-        """A number that decides what is done: the first rank's, for others may round it otherwise."""
-        return ranks.run_on_first(partial(number, *of))
+        return FactoredDescent(plan=plan, cost=cost, value=_expected_cost(cost, plan), **more)
 
     def find_vertex(
         cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
@@ -136,12 +122,12 @@ def descend_between_factors(
         row = order_cost(cost).c_transform(*duals)[0]
         if not flows:
             return row, duals[1]
-        return row, PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], row)[0]
+        return row, PricedCost.of(cost.T, order.transpose).c_transform(duals[1], row)[0]
 
     def finish(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
         """A state with the gap that potentials near its own prove, and what it is to end with."""
         duals = make_consistent(state.cost, duals)
-        gap = agree(lambda: float(frank_wolfe_gap(state.value, dual_bound(*duals, p, q))))
+        gap = float(frank_wolfe_gap(state.value, dual_bound(*duals, p, q)))
         status = Status.STATIONARY if gap <= tol * state.value else Status.SETTLED
         return replace(state, duals=duals, gap=gap), status
 
@@ -169,8 +155,8 @@ def descend_between_factors(
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
         corner = SparseCoupling.of(vertex.plan, p.device)
         ahead = gradient(corner, p)
-        slope = agree(_expected_cost, state.cost, corner) - value
-        curvature = agree(lambda: _expected_cost(ahead, corner) - _expected_cost(ahead, plan)) - slope
+        slope = _expected_cost(state.cost, corner) - value
+        curvature = _expected_cost(ahead, corner) - _expected_cost(ahead, plan) - slope
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:

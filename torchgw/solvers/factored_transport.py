@@ -4,16 +4,14 @@
     -> entries that price out are added, until none does
 
 So memory is that of a few entries for each point, and what is priced is the optimum of the full problem, proven by its
-potentials. Where ranks share a solve, the first one solves programs, and potentials, the prices, are sent to all.
-HiGHS goes on from the basis of the vertex before, between few points; between many a flow of OR-tools takes less, which
-knows no basis.
+potentials. HiGHS goes on from the basis of the vertex before, between few points; between many a flow of OR-tools takes
+less, which knows no basis.
 
 Sources: those of `torchgw.solvers.transport_lp` and `torchgw.solvers.minimum_cost_flow`.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -80,14 +78,6 @@ def factored_transport(
     TransportError
         When the program is not solved.
     """
-    plan, duals, basis = cost.ranks.run_on_first(partial(_solve_among, cost, p, q, dual, entries, basis))
-    return FactoredVertex(plan, duals, entries, basis)
-
-
-def _solve_among(
-    cost: PricedCost, p: Tensor, q: Tensor, dual: Tensor, entries: Array, basis: Array | None
-) -> tuple[csr_array, tuple[Tensor, Tensor], Array | None]:
-    """The plan, the potentials and the basis of `factored_transport`."""
     (n, k), masses = (len(p), len(q)), (p.cpu().numpy(), q.cpu().numpy())
     row, column = entries // k, entries % k
     reduced = cost.costs_at(entries, dual)
@@ -103,7 +93,7 @@ def _solve_among(
         x, lowered, raised = x.clip(min=0.0) * unit, scale * potential[:n], scale * potential[n:]
         basis = None if found is None else np.where(found >= 0, entries[found.clip(min=0)], found)
     duals = torch.from_numpy(least + lowered).to(dual), dual + torch.from_numpy(raised).to(dual)
-    return repair_marginals(row, column, x, *masses), duals, basis
+    return FactoredVertex(repair_marginals(row, column, x, *masses), duals, entries, basis)
 
 
 def price_out(cost: PricedCost, p: Tensor, q: Tensor, vertex: FactoredVertex) -> FactoredVertex:

@@ -92,13 +92,7 @@ class FrankWolfe(State):
 
 
 def frank_wolfe(
-    gradient: Gradient,
-    plan: Tensor,
-    dual: Tensor,
-    plans: Polytope,
-    loop: Loop,
-    bound_ends: bool = False,
-    offset: float = 0.0,
+    gradient: Gradient, plan: Tensor, dual: Tensor, plans: Polytope, loop: Loop, bound_ends: bool = False
 ) -> tuple[FrankWolfe, Status]:
     """The last plan, and why the loop ended. O(N K) memory; a linear program and a linearised cost for each step.
 
@@ -111,7 +105,6 @@ def frank_wolfe(
     loop : its ``tol`` is the gap over the value at which a plan is stationary.
     bound_ends : whether a bound within that ends the loop. Otherwise the linear problem is solved at the last plan
         too, for where it has several optima, the value can fall towards another to second order alone.
-    offset : what the objective has beside <C(T), T>, for the history.
     """
     p, whole = plans.p, slice(0, len(plans.p))
     stepping = gradient if isinstance(gradient, SteppingGradient) else None
@@ -131,7 +124,7 @@ def frank_wolfe(
 
     def step(state: FrankWolfe) -> tuple[FrankWolfe, Check, Status | None]:
         plan, cost, value, n_iter = state.plan, state.cost, state.value, state.n_iter + 1
-        check, small = Check(value + offset, 0.0, 0.0), loop.tol * abs(value)
+        check, small = Check(value, 0.0, 0.0), loop.tol * abs(value)
         if abs(value) <= loop.least or (bound_ends and state.gap <= small):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:

@@ -130,7 +130,9 @@ def _cost(curvature: Curvature, gradient: object, y: Tensor) -> FactoredCost:
         plan = plan.clamp_min(0.0) if model.marginals.free_mass else plan
         assert isinstance(gradient, ExactGradient | ModelGradient)
         return gradient(DenseCoupling(plan), model.p)
-    raw, _, _ = curvature.quadratic_of(y, *model.masses)
+    core, rows, columns, _ = curvature.parts(y)
+    p, q = (mass.to(y) for mass in model.masses) if model.has_hard_marginals else (rows, columns)
+    raw = curvature.quadratic.cost_from_factored_plan(core, p, q)
     return linearise(model, raw, model.linear(y.dtype))
 
 

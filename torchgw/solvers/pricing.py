@@ -13,16 +13,13 @@ entry.
 
 Where a limit is over the cheapest entry of each row, the cheapest of a few tiles stands for that: potentials that are
 rough from row to row make no tile look cheaper than it is.
-
-Where ranks share a solve, all have the cost and the potentials, and each prices runs of rows of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -31,14 +28,12 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
 from torchgw.kernels.tiles import centres
-from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.hierarchy import bisect
 from torchgw.types import Array
 
 TILE = 64
 ROW_TILES, COLUMN_TILES = 32, 64  # in a run of rows, and at most in one of columns
-RUNS = 4  # of rows for each rank, where there are so many tiles
 AT_ONCE = 2**24  # pairs of a run and a point
 ROUNDING = 1e-14  # of the largest numbers that bounds are sums of
 FEW, MOST_TIED = 6, 3  # entries for each point, and times as many where several are as cheap
@@ -80,7 +75,6 @@ class PricedCost:
     extra : its stored part (n / size, k / size, size, size) by tiles, None where it has none.
     least : of each tile of that, (n / size, k / size).
     largest : absolute entry of it.
-    ranks : that share passes over its pairs.
     """
 
     cost: FactoredCost
@@ -91,24 +85,23 @@ class PricedCost:
     extra: Tensor | None = None
     least: Tensor | None = None
     largest: float = 0.0
-    ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None, ranks: Ranks = ALONE) -> PricedCost:
+    def of(cls, cost: FactoredCost, order: Order, stored: PricedCost | None = None) -> PricedCost:
         """In an order; O((N + K) r), and O(N K) for a stored part that is not that of another cost (``stored``)."""
         tiles = -(-len(cost.V) // TILE)
         run = -(-tiles // -(-tiles // COLUMN_TILES))
         U, V = _pad_to_multiple(cost.U[order.rows], TILE), _pad_to_multiple(cost.V[order.columns], run * TILE)
         if cost.extra is None:
-            return cls(cost, order, U, V, run, ranks=ranks)
+            return cls(cost, order, U, V, run)
         if stored is not None and stored.cost.extra is cost.extra:
-            return cls(cost, order, U, V, run, stored.extra, stored.least, stored.largest, ranks)
+            return cls(cost, order, U, V, run, stored.extra, stored.least, stored.largest)
         ordered = cost.extra.new_empty(len(U) // TILE, len(V) // TILE, TILE, TILE)
         for tile, rows in enumerate(torch.split(_pad_to_multiple(order.rows, TILE), TILE)):
             part = _pad_to_multiple(cost.extra[rows][:, order.columns].T, run * TILE).view(-1, TILE, TILE)
             ordered[tile] = part.mT
         least, most = ordered.amin((2, 3)), ordered.amax()
-        return cls(cost, order, U, V, run, ordered, least, max(float(most), -float(least.min())), ranks)
+        return cls(cost, order, U, V, run, ordered, least, max(float(most), -float(least.min())))
 
     def costs_at(self, entries: Array, dual: Tensor) -> Array:
         """C - b of entries (m,), flat positions, under column potentials (K,)."""
@@ -131,10 +124,11 @@ class PricedCost:
         place = min(count, len(sample) - 1)  # GPUs have no deterministic selection
         least = sample.sort().values[place] if sample.is_cuda else sample.kthvalue(place + 1).values
         limit = float(least)
-        return self._merge_ranks(
+        found = [
             self._positions(rows, kept, costs.sub_(costs.amin(1, keepdim=True)), limit)
             for rows, kept, costs in self._blocks(row_dual, dual, limit, True)
-        )
+        ]
+        return np.sort(np.concatenate(found))
 
     def c_transform(self, row_dual: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The c-transform a_i = min_j (C_ij - b_j) (N,) of column potentials (K,), near which the row potentials (N,)
@@ -144,18 +138,13 @@ class PricedCost:
             points, (least, at) = self.order.rows[rows], costs.min(1)
             found[points] = row_dual[points] + least
             nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
-        return self.ranks.sum(found), self.ranks.sum(nearest)  # each row is one rank's
+        return found, nearest
 
     def entries_below(self, row_dual: Tensor, dual: Tensor, limit: float) -> Array:
         """Flat positions, ascending, of the entries that cost at most a limit more than potentials (N,), (K,); of rows
         that have very many, the cheapest."""
-        blocks_below = self._blocks(row_dual, dual, limit, False)
-        return self._merge_ranks(self._positions(*block, limit) for block in blocks_below)
-
-    def _merge_ranks(self, positions: Iterable[Array]) -> Array:
-        """The flat positions that each rank finds, on all of them, ascending."""
-        own = np.concatenate([np.empty(0, dtype=np.int64), *positions])
-        return np.sort(np.concatenate(self.ranks.scatter([lambda: own] * self.ranks.count)))
+        found = [self._positions(*block, limit) for block in self._blocks(row_dual, dual, limit, False)]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *found]))
 
     def _positions(self, rows: slice, kept: Tensor, block: Tensor, limit: float) -> Array:
         """Flat positions of the entries up to a limit in a block of rows and the columns of kept tiles."""
@@ -170,16 +159,14 @@ class PricedCost:
     def _blocks(
         self, row_dual: Tensor, dual: Tensor, limit: float, over_least: bool
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Of each row tile of this rank's its rows, the column tiles (m,) that may have entries up to a limit over
+        """Of each row tile its rows, the column tiles (m,) that may have entries up to a limit over
         potentials, or over the cheapest of their row, and the costs (n, m size) of these over potentials."""
         n, beta = len(row_dual), (self.cost.b - dual)[self.order.columns]
         columns = _Columns.of(self.V, beta, self.run)
         alpha = _pad_to_multiple((self.cost.a - row_dual)[self.order.rows], TILE).view(-1, TILE)
         limit += ROUNDING * self._largest_term(alpha, beta)
-        size = ROW_TILES if self.ranks.count == 1 else max(min(ROW_TILES, len(alpha) // (RUNS * self.ranks.count)), 1)
-        shift = columns.shift(self.U, size * TILE)
-        every = enumerate(blocks(len(alpha), size))
-        for number, tiles in islice(every, self.ranks.rank, None, self.ranks.count):
+        shift = columns.shift(self.U, ROW_TILES * TILE)
+        for number, tiles in enumerate(blocks(len(alpha), ROW_TILES)):
             U = self.U[tiles.start * TILE : tiles.stop * TILE]
             stored = (None if part is None else part[tiles] for part in (self.extra, self.least))
             run = _RowRun.of(U, alpha[tiles], columns, shift[number], *stored)

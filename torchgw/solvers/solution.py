@@ -113,7 +113,6 @@ class CertifiedSolution(Solution):
     ladder : the rungs of a solve that streamed, or began between cells.
     omitted : bound on the mass of the tiles that were not evaluated.
     evaluated : share of pairs in tiles that were.
-    escapes : saddles that the solve left behind.
     seconds : of each phase.
     """
 
@@ -128,5 +127,4 @@ class CertifiedSolution(Solution):
     ladder: tuple[Rung, ...] = ()
     omitted: float = 0.0
     evaluated: float = 1.0
-    escapes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)

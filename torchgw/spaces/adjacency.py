@@ -174,7 +174,7 @@ class AdjacencyDistances(ScaledDistances):
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
         sizes = unit.abs().flatten()
-        return DifferentiableDistances(unit, growth=growth_of(sizes[sizes.argmax()]), symmetric=self.symmetric)
+        return DifferentiableDistances(unit, growth=growth_of(sizes[sizes.argmax()]))
 
 
 def _entrywise(D: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

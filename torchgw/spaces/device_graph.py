@@ -98,18 +98,14 @@ class DeviceGraph(NamedTuple):
         half = self.distances(torch.arange(self.size, device=self.pointer.device)).div_(2)
         return half + half.T
 
-    def landmarks(self, count: int) -> Tensor:
-        """At most ``count`` points (L,) that are far from each other, of each part one at least."""
-        return self.landmarks_from(self.centres(count), min(max(count, len(self.parts)), self.size))
-
     def centres(self, count: int) -> Tensor:
         """Points (M,) to choose so many landmarks by: a few at random, and one of each part."""
         count = min(max(count, len(self.parts)), self.size)
         drawn = np.random.default_rng(0).permutation(self.size)[: count_centres(count)]
         return to_device(torch.from_numpy(np.union1d(drawn, self.parts)), self.pointer.device)
 
-    def landmarks_from(self, centres: Tensor, count: int) -> Tensor:
-        """So many landmarks (L,), chosen by centres (M,) of cells."""
+    def landmarks(self, centres: Tensor, count: int) -> Tensor:
+        """So many points (L,) that are far from each other, chosen by centres (M,) of cells."""
         if len(centres) == self.size:
             return self.searches.farthest(self.distances(centres), count)
         centres, distance, label = self._cells(centres)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from torchgw.types import Array
 
@@ -14,8 +15,6 @@ BLOCK_PAIRS = 50_000
 def union(neighbour: Array) -> Any:
     """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1. The lists
     are sorted in place."""
-    from scipy.sparse import csr_matrix
-
     n, k = neighbour.shape
     pointer = np.arange(0, n * k + 1, k)
     return _symmetric(csr_matrix((np.ones(n * k, dtype=np.int8), neighbour.ravel(), pointer), shape=(n, n)))
@@ -23,8 +22,6 @@ def union(neighbour: Array) -> Any:
 
 def symmetrise_edges(n: int, source: Array, target: Array) -> Any:
     """The same for directed edges."""
-    from scipy.sparse import csr_matrix
-
     directed = csr_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
     directed.data[:] = 1
     return _symmetric(directed)
@@ -37,8 +34,6 @@ def _symmetric(directed: Any) -> Any:
 
 def from_edges(n: int, source: Array, target: Array, length: Array) -> Any:
     """Symmetric CSR graph of the given edges; of repeated ones the longest counts, and zero lengths stay edges."""
-    from scipy.sparse import csr_matrix
-
     source, target = source.astype(np.int64), target.astype(np.int64)
     key = np.concatenate((source * n + target, target * n + source))
     value = np.concatenate((length, length))
@@ -72,16 +67,12 @@ def entry_positions(graph: Any, row: Array, column: Array) -> Array:
 
 def edge_subgraph(graph: Any, kept: Array) -> Any:
     """The graph of the entries marked ``kept`` (nnz,) alone."""
-    from scipy.sparse import csr_matrix
-
     pointer = graph.indptr - np.searchsorted(np.flatnonzero(~kept), graph.indptr).astype(graph.indptr.dtype)
     return csr_matrix((graph.data[kept], graph.indices[kept], pointer), shape=graph.shape)
 
 
 def with_edges(graph: Any, added: Any) -> Any:
     """The graph and the edges of another one, which it must not have. O(E)."""
-    from scipy.sparse import csr_matrix
-
     new = added.tocoo()
     end = graph.indptr[new.row + 1]
     pointer = graph.indptr + added.indptr
@@ -96,8 +87,6 @@ def two_edges(graph: Any, source: Array, target: Array) -> Array:
 
     O(m k), in blocks of pairs.
     """
-    from scipy.sparse import csr_matrix
-
     # Sparse products drop zeros, and edges may have length zero.
     tiny = np.finfo(float).tiny
     length = graph.data if graph.nnz == 0 or graph.data.min() >= tiny else np.maximum(graph.data, tiny)

@@ -123,7 +123,7 @@ class HeatDistances(ScaledDistances):
         if all_pairs:
             index = np.arange(self.size)
         else:
-            index, kernel = farthest_points(graph, n_landmarks)[0], SparseKernel(self._edges, roots, self.n_steps)
+            index, kernel = farthest_points(graph, n_landmarks)[0], SparseKernel(self._edges, roots, self._given_steps)
         rows = self._distances(kernel, roots, index)
         self._space: PrecomputedDistances | LandmarkDistances = _make_space(index, rows, self._name)
         self.scale = self.largest = self._space.scale
@@ -209,7 +209,7 @@ class HeatDistances(ScaledDistances):
             n_steps = self.n_steps
 
         def rows(some: Tensor, roots: Tensor, scaled: Tensor) -> Tensor:
-            return heat_rows(edges, roots, some, scaled, n_steps, traced=True)
+            return heat_rows(edges, roots, some, scaled, n_steps)
 
         parts = torch.split(index, max(1, BASIS_ENTRIES // (n_steps * self.size)))
         if self.landmarks is None or 2 * n_steps > self.size:
@@ -230,7 +230,7 @@ class HeatDistances(ScaledDistances):
             return here
         with torch.no_grad():
             roots = self._roots.to(log_k.device)
-            kernel = SparseKernel(self._edges.to(log_k.device), roots, self.n_steps)
+            kernel = SparseKernel(self._edges.to(log_k.device), roots, self._given_steps)
             before, near = log_diagonal(log_kernel(kernel.rows(index, self.time * self.dimension), roots, index), index)
         return here + log_diagonal(log_k, index, near)[0] - before
 
@@ -254,7 +254,7 @@ class HeatDistances(ScaledDistances):
         return sources.to(points.device, torch.int64)
 
     def _count_steps(self, largest: float, time: float) -> int:
-        return steps_for(largest, time * self.dimension, self.size)
+        return min(steps_for(largest, time * self.dimension), self.size)
 
     def _warn(self, text: str) -> None:
         warn_caller(f"{self._name}: {text}", PrecisionWarning)

@@ -9,6 +9,10 @@ approximates the Laplacian whatever the density of the points. On a surface m_i 
 spread evenly, as by diffusion maps with alpha = 1. delta, a tenth of the median length, keeps the rates of duplicates
 finite. Distances follow from Varadhan's formula d^2 = -4 t log k with k_ij = K_ij / sqrt(m_i m_j), normalised by k_ii.
 
+Without derivatives, rows of K come from the Chebyshev expansion, in [0, s] with x = t s / 2,
+
+    exp(-t S) = e^-x [I_0(x) + 2 sum_k I_k(x) T_k(1 - 2 S / s)].
+
 Sources: S. Varadhan, "On the behavior of the fundamental solution of the heat equation", 1967; R. Coifman and S. Lafon,
 "Diffusion maps", 2006; H. Tal-Ezer and R. Kosloff, 1984, for the Chebyshev coefficients that give the number of steps.
 """
@@ -25,8 +29,8 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sums import add_by_label
-from torchgw.linalg.lanczos import bare_recurrence, random_like, ritz_pairs
-from torchgw.linalg.matrix_functions import Exponential, matrix_function
+from torchgw.linalg.lanczos import lanczos
+from torchgw.linalg.matrix_functions import Exponential, as_matrix, matrix_function
 from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.spaces.adjacency import sparse_tensor
 from torchgw.types import Array
@@ -34,8 +38,7 @@ from torchgw.types import Array
 SHORTEST = 0.1
 FLOOR = 1e-10
 TRUNCATION = 1e-15
-SPECTRUM_STEPS = 40
-SAFETY = 1.05
+NEARLY, SAFETY = 1e-3, 1.05  # tolerance of the largest eigenvalue, and what it is multiplied by
 FIRST_DIMENSION = 2.0
 MARGIN = 1.2
 NEAREST_FITTED = 0.3
@@ -142,31 +145,32 @@ def _laplacian(n: int, row: Any, column: Any) -> Tensor:
 
 def estimate_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
     """An estimate from above of the largest eigenvalue of S / n: the largest Ritz value, with five per cent added."""
-    start = random_like(roots)[:, None]
-    steps = min(SPECTRUM_STEPS, len(roots))
-    found = bare_recurrence(edges.product, (roots,), start / torch.linalg.vector_norm(start), steps)
-    return SAFETY * float(ritz_pairs(*found)[0].max())
+    found = lanczos(as_matrix(edges.product, (roots,), roots), 0, 1, tol=NEARLY)
+    return SAFETY * float(found.values[-1])
 
 
-def steps_for(largest: float, time: float, n: int) -> int:
+def steps_for(largest: float, time: float) -> int:
     """Steps after which exp(-time S) v misses less than 1e-15 |v|, for eigenvalues in [0, ``largest``].
 
-    The Chebyshev coefficients of the exponential are exp(-x) I_k(x) with x = time largest / 2; where they end, Lanczos
-    has converged. About 6 sqrt(time largest) of them.
+    The Chebyshev coefficients of the exponential are exp(-x) I_k(x) with x = time largest / 2, below
+    exp(-k^2 / (2 x + k)); where they end, Lanczos has converged. About 6 sqrt(time largest) of them.
     """
     from scipy.special import ive
 
-    half = time * largest / 2
-    order = np.arange(1, n + 1)
-    small = np.flatnonzero(ive(order, half) < TRUNCATION)
-    return int(order[small[0]]) if len(small) else n
+    half, digits = time * largest / 2, -math.log(TRUNCATION)
+    order = np.arange(1, 2 + int(digits + math.sqrt(2 * digits * half)))
+    return int(order[ive(order, half) < TRUNCATION][0])
 
 
-def heat_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor, n_steps: int, traced: bool) -> Tensor:
-    """Rows K[index] (M, N) at ``time`` (), in units of the squared length over n."""
-    V = torch.zeros(len(roots), len(index), dtype=torch.float64, device=index.device)
-    V[index, torch.arange(len(index), device=index.device)] = 1.0
-    return matrix_function(edges.product, (roots,), V, Exponential(), n_steps, (time,), reorthogonalise=traced).T
+def heat_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor, n_steps: int) -> Tensor:
+    """Rows K[index] (M, N) at ``time`` (), in units of the squared length over n; by Lanczos, differentiable."""
+    V = _unit_columns(index, len(roots))
+    return matrix_function(edges.product, (roots,), V, Exponential(), n_steps, (time,)).T
+
+
+def _unit_columns(index: Tensor, n: int) -> Tensor:
+    """(n, M), one at each of the indices (M,)."""
+    return torch.nn.functional.one_hot(index, n).T.to(torch.float64)
 
 
 def dense_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:
@@ -226,18 +230,28 @@ class DenseKernel:
 
 
 class SparseKernel:
-    """Rows of K by Lanczos, a few at a time; ``n_steps`` None takes what each time needs."""
+    """Rows of K, a few at a time, by the Chebyshev expansion that `steps_for` counts; without its derivative it needs
+    no basis. ``n_steps`` None takes what each time needs."""
 
     def __init__(self, edges: EdgeTopology, roots: Tensor, n_steps: int | None) -> None:
         self._edges, self._roots, self._n_steps = edges, roots, n_steps
         self._largest = estimate_largest_eigenvalue(edges, roots)
 
     def rows(self, index: Tensor, time: float) -> Tensor:
-        n = len(self._roots)
-        n_steps = self._n_steps or steps_for(self._largest, time, n)
-        some = parts(index, max(n, n_steps**2))
-        t = torch.tensor(time, dtype=torch.float64, device=self._roots.device)
-        return torch.cat([heat_rows(self._edges, self._roots, part, t, n_steps, traced=False) for part in some])
+        from scipy.special import ive
+
+        half, found = self._largest / 2, []
+        n_steps = self._n_steps or steps_for(self._largest, time)
+        coefficients = 2 * ive(np.arange(n_steps), time * half)
+        for part in parts(index, len(self._roots)):
+            before = q = _unit_columns(part, len(self._roots))
+            total = coefficients[0] / 2 * q
+            for k in range(1, n_steps):
+                image = q - self._edges.product((self._roots,), q) / half
+                before, q = q, image if k == 1 else 2 * image - before
+                total += coefficients[k] * q
+            found.append(total.T)
+        return torch.cat(found)
 
 
 def fit_dimension_and_time(kernel: DenseKernel | SparseKernel, probes: Array, paths: Array) -> tuple[float, float]:

@@ -30,7 +30,6 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
-from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import to_device
 from torchgw.spaces.factored import FactoredDistances
@@ -40,7 +39,6 @@ from torchgw.types import Array, DistanceProvider
 
 SMALLEST_EIGENVALUE = 1e-3
 SINGLE_FROM = 200_000
-ONCE = "landmark distances have first derivatives only; use distances='precomputed' for second ones"
 RESOLVED = 1e-12
 
 
@@ -186,8 +184,7 @@ class _Factors(torch.autograd.Function):
         kept = eigenvalues[:rank]
         E = (V.T @ (C.T @ G)) * (kept.abs().sqrt() * kept.sign())
         inner = V @ (_divided_differences(eigenvalues, rank) * E) @ V[:, :rank].T
-        found = [G @ (V[:, :rank] / kept.abs().sqrt()).T, inner]
-        return *refuse_double_backward(ONCE, found, (C, G)), None
+        return G @ (V[:, :rank] / kept.abs().sqrt()).T, inner, None
 
 
 def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:

@@ -51,7 +51,12 @@ def closest(points: Array, queries: Array) -> Array:
 
 def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
     """Distances (M, k) and indices (M, k) of the k points nearest to each query, nearest first."""
-    return Search(points).with_lengths(queries, min(k, len(points)))
+    index = Search(points)(queries, min(k, len(points)))
+    lengths, rows = np.empty(index.shape), max(1, COORDINATES // (index.shape[1] * points.shape[1]))
+    for first in range(0, len(queries), rows):
+        where = slice(first, first + rows)
+        lengths[where] = np.linalg.norm(queries[where, None] - points[index[where]], axis=2)
+    return lengths, index.astype(np.int64)
 
 
 class Search:
@@ -78,15 +83,6 @@ class Search:
             workers = -1 if len(queries) > FEW else 1  # what threads take to start
             found = self.tree.query(queries, k=np.arange(1, k + 1), workers=workers)[1]
         return cast(Array, found.astype(np.int32))
-
-    def with_lengths(self, queries: Array, k: int) -> tuple[Array, Array]:
-        """Distances (M, k) and indices (M, k), nearest first."""
-        index = self(queries, k)
-        lengths, rows = np.empty(index.shape), max(1, COORDINATES // (k * self.points.shape[1]))
-        for first in range(0, len(queries), rows):
-            where = slice(first, first + rows)
-            lengths[where] = np.linalg.norm(queries[where, None] - self.points[index[where]], axis=2)
-        return lengths, index.astype(np.int64)
 
     def _by_differences(self, queries: Array, k: int) -> Array:
         """The same where products of coordinates do not tell distances apart."""

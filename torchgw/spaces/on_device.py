@@ -87,7 +87,7 @@ def _search_graph(
     if centres is None:
         rows = graph.all_pairs()
         return graph.target.new_empty(0, dtype=torch.int64), rows, rows[:0, :0], rows.max()
-    points = graph.landmarks_from(centres, count)
+    points = graph.landmarks(centres, count)
     sources = points if checked is None else torch.cat((points, checked))
     rows = graph.distances(sources)
     if n_ends:

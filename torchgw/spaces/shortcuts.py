@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from torchgw.spaces.edges import components, edge_subgraph, entry_positions, two_edges
+from torchgw.spaces.neighbours import TREE_DIMENSIONS
 from torchgw.types import Array
 
 DETOUR = 5.0
@@ -32,15 +34,14 @@ MOST_ROUNDS = 32
 HUBS_PAY = 100
 
 
-def short_cuts(graph: Any, mutual: Array, points: Array | None = None, local: bool = True) -> Array:
+def short_cuts(graph: Any, mutual: Array, points: Array) -> Array:
     """The short cuts among the edges of a neighbour graph, as undirected pairs (m, 2), shortest first.
 
     Parameters
     ----------
     graph : SciPy CSR (N, N), symmetric, indices sorted, entries are edge lengths.
     mutual : bool, one for each entry of ``graph``: whether both ends count each other among their neighbours.
-    points : (N, D), between which the edges are straight lines. They only make the searches shorter.
-    local : whether searches end near where they begin, as in few dimensions; else they go over the whole graph at once.
+    points : (N, D), between which no edge is shorter than the straight line. They only make the searches shorter.
 
     Notes
     -----
@@ -59,16 +60,14 @@ def short_cuts(graph: Any, mutual: Array, points: Array | None = None, local: bo
         return np.empty((0, 2), dtype=np.int64)
     order = np.argsort(graph.data[entry], kind="stable")
     entry, low, high = entry[order], low[doubtful][order], high[doubtful][order]
-    return _find_short_cuts(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points, local)
+    return _find_short_cuts(graph, np.stack((entry, entry_positions(graph, high, low)), 1), low, high, points)
 
 
-def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points: Array | None, local: bool) -> Array:
+def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points: Array) -> Array:
     """Those of the edges low - high (m,), shortest first, that neither join parts nor have a short way round.
 
     ``entries`` (m, 2) are their positions in the graph, whose other edges are trusted.
     """
-    from scipy.sparse import csr_matrix
-
     length = graph.data[entries[:, 0]]
     limit = DETOUR * length
     known = np.ones(graph.nnz, dtype=bool)
@@ -78,7 +77,7 @@ def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points
     stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _find_spanning_forest_edges(trusted, low, high)
     del trusted
     lengths = np.where(known, graph.data, np.inf)
-    ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points, local)
+    ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points)
     n = graph.shape[0]
     rounds = min(MOST_ROUNDS, int(HUBS_PAY * np.count_nonzero(~stays) / (n * math.log2(n))))
     found = []
@@ -102,7 +101,7 @@ def _entries(*columns: Array) -> Iterator[tuple[Any, ...]]:
 
 def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
     """Whether each edge (m,) joins parts that neither trusted edges nor those before it do, as in a spanning tree."""
-    from scipy.cluster.hierarchy import DisjointSet
+    from scipy.cluster.hierarchy import DisjointSet  # late: it takes long to import
 
     n_parts, label = components(trusted)
     if n_parts == 1:
@@ -114,16 +113,11 @@ def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
 class _Ways:
     """Ways along the edges of a CSR graph that have a finite length so far.
 
-    Where ``points`` are given, no edge is shorter than the straight line between its ends.
+    No edge is shorter than the straight line between its ends, which are ``points``.
     """
 
-    def __init__(self, graph: Any, points: Array | None, local: bool) -> None:
-        self.graph, self.points, self.local = graph, points, local
-
-    def of(self, node: int) -> Iterator[tuple[int, float]]:
-        """The neighbours of a node, with the lengths of the edges."""
-        here = slice(self.graph.indptr[node], self.graph.indptr[node + 1])
-        return zip(self.graph.indices[here].tolist(), self.graph.data[here].tolist(), strict=True)
+    def __init__(self, graph: Any, points: Array) -> None:
+        self.graph, self.points = graph, points
 
     def by_hubs(self, source: Array, target: Array) -> Array:
         """Lengths (m,) of the shortest ways through one of the points with the most edges.
@@ -142,14 +136,13 @@ class _Ways:
         """Whether a path of at most ``limit`` leads from source to target.
 
         Any such path will do, so the search goes first where least seems to be left: a node whose distance falls is
-        taken up again, which makes the answer right in whatever order they come. Without points this is Dijkstra's
-        algorithm, stopped early.
+        taken up again, which makes the answer right in whatever order they come.
         """
-        if not self.local:  # straight lines to a goal are all nearly as long in many dimensions
+        if self.points.shape[1] > TREE_DIMENSIONS:  # straight lines to a goal are all nearly as long in many dimensions
             from scipy.sparse.csgraph import dijkstra
 
             return bool(np.isfinite(dijkstra(self.graph, indices=source, limit=limit)[target]))
-        goal = None if self.points is None else self.points[target].tolist()
+        goal = self.points[target].tolist()
         distance, heap = {source: 0.0}, [(0.0, 0.0, source)]
         left: dict[int, float] = {}
         while heap:
@@ -158,20 +151,19 @@ class _Ways:
                 return True
             if reached > distance[node]:
                 continue
-            for neighbour, length in self.of(node):
+            here = slice(self.graph.indptr[node], self.graph.indptr[node + 1])
+            for neighbour, length in zip(
+                self.graph.indices[here].tolist(), self.graph.data[here].tolist(), strict=True
+            ):
                 through = reached + length
                 if through > limit or through >= distance.get(neighbour, math.inf):
                     continue
                 if neighbour not in left:
-                    left[neighbour] = self._straight(neighbour, goal)
+                    left[neighbour] = math.dist(self.points[neighbour].tolist(), goal)
                 if through + left[neighbour] <= limit * (1 + ROUNDING):
                     distance[neighbour] = through
                     heapq.heappush(heap, (through + GREED * left[neighbour], through, neighbour))
         return False
-
-    def _straight(self, node: int, goal: list[float] | None) -> float:
-        """Least that can be left from a node to the goal."""
-        return 0.0 if goal is None or self.points is None else math.dist(self.points[node].tolist(), goal)
 
 
 def measure_shrinkage(graph: Any, reference: Any) -> float:

@@ -6,8 +6,6 @@ point with mass. The subspace of a subspace is one of the space, or the space it
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -18,7 +16,6 @@ from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.resolution import RESOLUTION
 from torchgw.spaces.scale import ScaledDistances, largest_of, positive_scale
-from torchgw.spaces.shared import SharedDistances
 from torchgw.spaces.traced import DifferentiableDistances, growth_of, make_one_differentiable
 from torchgw.types import DistanceProvider, is_metric, is_symmetric
 
@@ -47,7 +44,7 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
 
 def restrict(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     """The points ``index`` (n,) of a space, divided by its own scale."""
-    if isinstance(space, FactoredDistances) and not isinstance(space, SharedDistances):
+    if isinstance(space, FactoredDistances):
         return space if torch.equal(index.cpu(), torch.arange(space.size)) else space.at(index)
     part = space if isinstance(space, Subspace) else Subspace(space, torch.arange(space.size))
     index = part.index[index.to(part.index.device)]
@@ -104,14 +101,13 @@ class Subspace(ScaledDistances):
             matrix = found.matrix[index][:, index] * self.ratio
             sizes = matrix.abs().flatten()
             growth = None if found.growth is None else growth_of(sizes[sizes.argmax()])
-            return replace(found, matrix=matrix, growth=growth)
-        assert found.F is not None
-        assert found.signs is not None
-        F = found.F[index] * self.ratio**0.5
+            return DifferentiableDistances(matrix, growth=growth)
+        assert found.factors is not None
+        F, signs = found.factors[0][index] * self.ratio**0.5, found.factors[1]
         if found.growth is None:
-            return replace(found, F=F)
-        i, j = _furthest(F.detach() * found.signs, F.detach())
-        return replace(found, F=F, growth=growth_of((F[i] * found.signs) @ F[j]))
+            return DifferentiableDistances(factors=(F, signs))
+        i, j = _furthest(F.detach() * signs, F.detach())
+        return DifferentiableDistances(None, (F, signs), growth_of((F[i] * signs) @ F[j]))
 
 
 def _furthest(left: Tensor, right: Tensor) -> tuple[int, int]:

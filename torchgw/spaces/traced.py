@@ -29,7 +29,7 @@ from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, largest_of
 from torchgw.spaces.shortest_paths import edge_lengths, path_distances
-from torchgw.types import DistanceProvider, GraphWarning, is_symmetric, multiplies
+from torchgw.types import DistanceProvider, GraphWarning, multiplies
 
 
 @dataclass(frozen=True)
@@ -39,34 +39,51 @@ class DifferentiableDistances:
     Attributes
     ----------
     matrix : D (N, N), or None.
-    F, signs : (N, r) and (r,) with D = F diag(signs) F^T, or None.
+    factors : F (N, r) and signs (r,) with D = F diag(signs) F^T, or None.
     growth : the largest known distance over the scale, a constant: the number 1 (), for its derivative. None where it
         has none, and once it is divided out.
-    symmetric : whether D is the same in both directions.
     space : constant distances by their own products, or None.
     """
 
     matrix: Tensor | None = None
-    F: Tensor | None = None
-    signs: Tensor | None = None
+    factors: tuple[Tensor, Tensor] | None = None
     growth: Tensor | None = None
-    symmetric: bool = True
     space: DistanceProvider | None = None
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """What gradients flow through: D or F; None for a space with its own products."""
+        return self.matrix if self.factors is None else self.factors[0]
+
+    def with_tensor(self, tensor: Tensor) -> DifferentiableDistances:
+        """The same with another D or F."""
+        if self.factors is None:
+            return replace(self, matrix=tensor)
+        return replace(self, factors=(tensor, self.factors[1]))
+
+    def dense(self, device: torch.device) -> Tensor:
+        """D (N, N) of a space on this device."""
+        if self.factors is not None:
+            F, signs = self.factors
+            return (F * signs) @ F.T
+        if self.space is not None:
+            return _all_rows(self.space, device)
+        assert self.matrix is not None
+        return self.matrix
 
     def divide(self, growth: Tensor) -> DifferentiableDistances:
         """The distances over ``growth`` (a number)."""
-        if self.space is not None:
-            return replace(self, matrix=_all_rows(self.space, growth.device) / growth, space=None)
-        if self.matrix is not None:
-            return replace(self, matrix=self.matrix / growth, growth=None)
-        assert self.F is not None
-        return replace(self, F=self.F / growth.sqrt(), growth=None)
+        if self.factors is None:
+            return DifferentiableDistances(self.dense(growth.device) / growth)
+        return DifferentiableDistances(factors=(self.factors[0] / growth.sqrt(), self.factors[1]))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DifferentiableDistances:
         """The same in another precision."""
-        matrix, F, signs = (None if part is None else part.to(dtype) for part in (self.matrix, self.F, self.signs))
-        space = None if self.space is None else self.space.to(device, dtype)
-        return DifferentiableDistances(matrix, F, signs, symmetric=self.symmetric, space=space)
+        if self.space is not None:
+            return replace(self, space=self.space.to(device, dtype))
+        if self.factors is None:
+            return replace(self, matrix=self.dense(device).to(dtype))
+        return replace(self, factors=(self.factors[0].to(dtype), self.factors[1].to(dtype)))
 
 
 def make_differentiable(
@@ -149,16 +166,10 @@ def make_one_differentiable(
     if isinstance(space, LandmarkDistances):
         return by_landmarks(_paths(space, leaf, options.k, space.landmarks).T, space, space.landmarks)
     if isinstance(space, FactoredDistances):
-        return DifferentiableDistances(F=leaf / space.scale**0.5, signs=_factors(space, device)[1])
+        return _constant(space, device).with_tensor(leaf / space.scale**0.5)
     if isinstance(space, PrecomputedDistances | DijkstraDistances):
         return _all_pairs(space, leaf, options.k)
     return _constant(space, device)
-
-
-def _factors(space: DistanceProvider, device: torch.device) -> tuple[Tensor, Tensor]:
-    found = space.to(device, torch.float64).factors()
-    assert found is not None
-    return found
 
 
 def _constant(space: DistanceProvider, device: torch.device) -> DifferentiableDistances:
@@ -166,10 +177,10 @@ def _constant(space: DistanceProvider, device: torch.device) -> DifferentiableDi
     here = space.to(device, torch.float64)
     factors = here.factors()
     if factors is not None:
-        return DifferentiableDistances(F=factors[0].detach(), signs=factors[1].detach())
+        return DifferentiableDistances(factors=(factors[0].detach(), factors[1].detach()))
     if multiplies(here) and hasattr(here, "squares"):
-        return DifferentiableDistances(symmetric=is_symmetric(space), space=here)
-    return DifferentiableDistances(matrix=_all_rows(here, device), symmetric=is_symmetric(space))
+        return DifferentiableDistances(space=here)
+    return DifferentiableDistances(_all_rows(here, device))
 
 
 def _all_rows(space: DistanceProvider, device: torch.device) -> Tensor:
@@ -199,9 +210,8 @@ def _euclidean(space: EuclideanDistances, leaf: Tensor) -> DifferentiableDistanc
     i, j = space.furthest
     square = (x[i] - x[j]).square().sum()
     if space.squared:
-        return DifferentiableDistances(None, *squared_factors(x), growth_of(square))
-    growth = growth_of(square)
-    return DifferentiableDistances(distances(x, x), growth=None if growth is None else growth.sqrt())
+        return DifferentiableDistances(None, squared_factors(x), growth_of(square))
+    return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
 
 
 def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
@@ -225,4 +235,4 @@ def by_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) ->
     known = space.factors()
     assert known is not None
     factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
-    return DifferentiableDistances(None, *factors, growth_of(columns.flatten()[columns.argmax()]))
+    return DifferentiableDistances(None, factors, growth_of(columns.flatten()[columns.argmax()]))

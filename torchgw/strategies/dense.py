@@ -29,14 +29,12 @@ from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
 from torchgw.spaces.quantisation import Landmarks
 from torchgw.strategies.continuation import continue_in_epsilon
-from torchgw.strategies.escape import SaddleCheck, escape_saddle, should_check_saddle
 from torchgw.strategies.sharp import (
     descend_model,
     descend_unregularized,
     go_on_unregularized,
     sharpen,
     sharpen_model,
-    single_pair_plan,
     solve_unregularized,
     take_first_step,
 )
@@ -50,8 +48,7 @@ SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every can
 PRODUCT_PAIRS = 1_000_000
 MODEL_ENDS, MODELS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 RANDOM_PLANS = 8  # that models of few points are solved from as well
-SADDLE = "a saddle that was left"
-OTHERS = "product plan, random plans or one pair"
+OTHERS = "product plan or random plans"
 
 
 @dataclass(frozen=True)
@@ -110,16 +107,11 @@ def solve_dense(
     if between is not problem and not problem.watch.should_skip():
         solution = problem.stage("exact", partial(_leave_surrogate, problem, solution))
     model = asked.model.with_epsilon(solution.path[-1].epsilon) if solution.path else asked.model
-    second = SaddleCheck(solution)
-    if should_check_saddle(problem, solution, model.epsilon):
-        second = escape_saddle(problem.with_epsilon(model.epsilon), solution, (wide[0], wide[1]))
-    solution, solved = second.solution, time.perf_counter()
+    solved = time.perf_counter()
     assert solution.dual is not None
     stored = DenseCoupling(solution.plan)
     found = read_dense_plan(stored, (wide[0], wide[1]), model, options.max_memory, asked.generator, solution.cost)
     values, certificate = certify(found, solution.dual, (wide[0], wide[1]), model, asked.unit)
-    if second.escapes and basins:
-        basins = (_basin_past_saddle(basins[0], stored, values.total), *basins[1:])
     return solution.with_certificate(
         stored=None,
         marginals=(stored.marginal(1), stored.marginal(0)),
@@ -127,8 +119,7 @@ def solve_dense(
         value_exact=found.quadratic.exact,
         value_error=found.quadratic.error,
         values=values,
-        certificate=replace(certificate, curvature=second.curvature, curvature_error=second.curvature_error),
-        escapes=second.escapes,
+        certificate=certificate,
         basins=basins,
         ladder=ladder,
         seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
@@ -160,8 +151,8 @@ def _search_and_descend(problem: StoredProblem) -> InitialSolution:
 
 def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
     """The lowest end by the objective of any model, from where searches by its leads come to; from the plan that was
-    given, or the product plan annealed and, up to a million pairs, as it is; between few points from random plans; and
-    by total variation from a single pair."""
+    given, or the product plan annealed and, up to a million pairs, as it is; and between few points from random
+    plans."""
     began, init, model = time.perf_counter(), problem.init, problem.model
     ends = zip(model.masses, model.marginals.weights, strict=True)
     # The mass of a side that is free is no part of the objective.
@@ -183,16 +174,14 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
         found, rest = _descend_best(problem, between)
     else:
         found, rest, reference, searched = _descend_surrogates(problem, leads if init is None else leads[:1])
-    starts, plans, product = list[WarmStart](), list[tuple[Tensor, bool]](), p[:, None] * q
+    starts, plans, product = list[WarmStart](), list[Tensor](), p[:, None] * q
     if init is not None and init.is_floating_point():
-        plans = [(init.to(p), True)]
+        plans = [init.to(p)]
     elif init is None and model.alpha > 0:
         starts = [candidate.start for candidate in make_product_starts(leads[0])[:1]]
-        plans = [(product, False)] if len(p) * len(q) <= PRODUCT_PAIRS else []
+        plans = [product] if len(p) * len(q) <= PRODUCT_PAIRS else []
     if init is None and few and model.alpha > 0:
-        plans += [(plan, False) for plan in draw_random_plans(product, RANDOM_PLANS, problem.generator)]
-    if model.marginals.varied:
-        plans.append((single_pair_plan(problem), True))
+        plans += draw_random_plans(product, RANDOM_PLANS, problem.generator)
     found.sort(key=lambda each: each[0].energy)
     others = descend_model(problem, starts, plans, init is None or few)
     end = min([found[0][0], *others], key=lambda each: each.energy)
@@ -218,11 +207,11 @@ def _descend_surrogates(
             candidates, reference = find_candidates(blurred)
             seconds += time.perf_counter() - began
             first, candidates = refine_candidates(blurred, candidates)
-            if own or problem.model.marginals.varied:
+            if own:
                 end = sharpen_model(problem, first, lead)
             else:  # a sharp plan of another model is better gone down from than one that is blurred
                 part = sharpen_model(lead, first, lead)
-                end = descend_model(problem, (), [(part.plan, True)], False)[0].add_iterations(part)
+                end = descend_model(problem, (), [part.plan], False)[0].add_iterations(part)
         best = candidates[0] if own else replace(candidates[0], rejected=())  # whose energies are others
         found.append((end, _with_solution(best, end)))
         rest += candidates[1:] if own else []
@@ -233,8 +222,7 @@ def _descend_surrogates(
 def _descend_best(
     problem: StoredProblem, candidates: list[Candidate]
 ) -> tuple[list[tuple[Solution, Candidate]], list[Candidate]]:
-    """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others where their
-    energies are of the same objective."""
+    """Ends of those candidates with plans that are lowest after a step, with the candidates, and the others."""
     raced, beaten = _rank_after_one_step(problem, [c for c in candidates if c.start.plan is not None], MODELS_NEARLY)
     ends, quiet = list[tuple[Solution, Candidate]](), replace(problem, watch=problem.watch.without_callback())
     for position, candidate in enumerate(raced[:MODEL_ENDS]):
@@ -243,12 +231,7 @@ def _descend_best(
             ends.append((end, _with_solution(candidate, end)))
         problem = quiet
     rest = [*raced[len(ends) :], *beaten, *(c for c in candidates if c.start.plan is None)]
-    return ends, [] if problem.model.marginals.varied else rest
-
-
-def _basin_past_saddle(basin: Basin, end: DenseCoupling, energy: float) -> Basin:
-    """In place of a saddle, the basin of the plan that it led to, and the starts of the search by it."""
-    return replace(basin, energy=max(energy, 0.0), origin=SADDLE, matching=end.argmax(1))
+    return ends, rest
 
 
 def _with_solution(candidate: Candidate, solution: Solution) -> Candidate:

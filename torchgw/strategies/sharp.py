@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -36,7 +36,7 @@ from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop, State
-from torchgw.solvers.model_form import ModelForm, make_continuation_models
+from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.permutations import PermutationState, descend_permutations
 from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
@@ -121,7 +121,7 @@ def take_first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
         return frank_wolfe(
             descent.exact_gradient, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.make_loop()
         )[0]
-    form = descent.model_forms[0]
+    form = descent.model_form
     found, _ = frank_wolfe(
         form, form.extend(plan), form.extend_duals(dual), form.make_polytope(False, True), descent.make_loop()
     )
@@ -137,22 +137,16 @@ def sharpen_model(problem: StoredProblem, blurred: Solution, lead: StoredProblem
     ).add_iterations(blurred)
 
 
-def single_pair_plan(problem: StoredProblem) -> Tensor:
-    """The plan (N, K) of one pair that is worth the most."""
-    return _Descent(problem, History(), FIRST).model_forms[-1].best_single_pair()
-
-
 def descend_model(
-    problem: StoredProblem, starts: Iterable[WarmStart], plans: Iterable[tuple[Tensor, bool]], exact: bool
+    problem: StoredProblem, starts: Iterable[WarmStart], plans: Iterable[Tensor], exact: bool
 ) -> list[Solution]:
-    """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not; each with
-    whether it is gone down from at once, or led by other models."""
+    """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not."""
     nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.without_callback())
     others, found = list[partial[Solution]](), list[Solution]()
     others += [partial(solve_unregularized, quiet, start, lead=quiet.search_problems[0]) for start in starts]
-    for plan, at_once in plans:
+    for plan in plans:
         descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
-        others.append(partial(descent.solve_model, plan, nowhere, exact, True, at_once))
+        others.append(partial(descent.solve_model, plan, nowhere, exact, True))
     for number, other in enumerate(others):
         if number == 0 or not problem.watch.should_skip():
             found.append(quiet.stage(f"other-{number}", other))
@@ -280,30 +274,20 @@ class _Descent:
                 cost = FactoredCost.from_matrix(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
         return self._make_solution(plan, found.value, status, before, dual, cost)
 
-    @cached_property
-    def model_forms(self) -> list[ModelForm]:
-        """The objective of any model, after those of the models that lead to it."""
-        return [
-            ModelForm(model, self.exact_gradient)
-            for model in make_continuation_models(self.problem.model, self.problem.energy_scale)
-        ]
+    @property
+    def model_form(self) -> ModelForm:
+        """The objective of any model."""
+        return ModelForm(self.problem.model, self.exact_gradient)
 
-    def solve_model(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool, at_once: bool = False) -> Solution:
-        """Where they end by the objective of any model, ``at_once`` or led by other models; ``exact`` vertices are the
-        best, and the first one is not sought by ``rough`` potentials."""
-        before, form = len(self.history.iteration), self.model_forms[-1]
+    def solve_model(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool) -> Solution:
+        """Where they end by the objective of any model; ``exact`` vertices are the best, and the first one is not
+        sought by ``rough`` potentials."""
+        before, form = len(self.history.iteration), self.model_form
         whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
-        among = form.make_polytope(exact, rough)
-        for number, each in enumerate(self.model_forms[-1 if at_once else 0 :]):
-            tol = TOLERANCE if each is form else SURROGATE_TOLERANCE
-            descent = partial(frank_wolfe, each, whole, duals, among, offset=each.unavoidable_cost)
-            found, status = self.run_stage(f"graded-{number}", descent, tol)
-            whole, duals = found.plan, found.duals[0]
-        ended = form.restrict(whole)
+        found, status = frank_wolfe(form, whole, duals, form.make_polytope(exact, rough), self.make_loop())
+        ended = form.restrict(found.plan)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
-        return self._make_solution(
-            ended, found.value + form.unavoidable_cost, status, before, form.restrict_duals(found.duals[0])
-        )
+        return self._make_solution(ended, found.value, status, before, form.restrict_duals(found.duals[0]))
 
     def _make_solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None

@@ -1,4 +1,4 @@
-"""A streaming solve between spaces without factors, by factors that lead, where these carry their distances.
+"""A streaming solve between spaces without factors, by factors near their distances (`torchgw.spaces.low_rank`).
 
 Distances that are smooth along curves and surfaces have leading factors whose error is below that of landmarks. Between
 them a solve streams like any other, and the ladder's test at full size says when its cells are fine enough. Value and

@@ -5,7 +5,7 @@
 of many points between vertices of cells first, see `torchgw.strategies.vertex_levels`.
 
 Nothing of the size N K is stored, and the end is a plan of about N + K entries with its dual potentials, which bound
-the cost of every pair of points. Ranks that share a solve have the factors of all points here, and share the passes.
+the cost of every pair of points.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_lp import TransportError
-from torchgw.spaces.shared import SharedDistances
 from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
 from torchgw.strategies.ladder import MultilevelState, refine_to_all_points
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles, keep_tiles
 from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
-from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
@@ -51,11 +49,9 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     (p, q), end = asked.model.masses, state.warm_start
     assert end.cost is not None
     assert end.epsilon is not None
-    x, y = (_with_all_points(space).to(p.device, torch.float64) for space in asked.spaces)
-    U, V = (asked.ranks.all_gather(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
-    cost = replace(end.cost, U=U, V=V)
-    duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
-    level = VertexLevel(x, y, p, q, cost, duals, asked.ranks)
+    x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
+    duals = end.cost.T.column_dual(end.f, p, end.epsilon), end.cost.column_dual(end.g, q, end.epsilon)
+    level = VertexLevel(x, y, p, q, end.cost, duals)
     least = torch.finfo(torch.float64).eps * asked.unit
     loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
     try:
@@ -114,8 +110,3 @@ def _streamed_solution(
     """What streamed, where no vertex was found from it."""
     found = finish_tiles(problem, keep_tiles(problem, state), state, solution)
     return replace(found, status=status, basins=lift_basins(problem, basins), seconds=seconds)
-
-
-def _with_all_points(space: DistanceProvider) -> DistanceProvider:
-    """A space of which ranks have their shares, with the factors of all points."""
-    return space.whole() if isinstance(space, SharedDistances) else space
