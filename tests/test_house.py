@@ -103,10 +103,10 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 # The structure may only shrink. Whoever makes a figure smaller lowers its bound, so that it stays small.
 BOUNDS = {
-    "files": 311,
-    "statements": 30_660,
-    "constants": 830,
-    "records": 248,
+    "files": 308,
+    "statements": 29_560,
+    "constants": 802,
+    "records": 238,
     "shared class names": 0,
     "participles": 26,
     "long signatures": 9,
