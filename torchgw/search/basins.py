@@ -210,11 +210,7 @@ def _search_without_landmarks(
         return _compare_on_all_points(problem, run_contest(problem, *graphs), problem.epsilon, reference), reference
     none = torch.zeros(1, dtype=torch.int64, device=q.device)
     apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
-    found = (
-        make_proximal_starts(problem)
-        if problem.exact and not is_entropy_dominant(problem)
-        else [make_product_candidate(problem)]
-    )
+    found = make_proximal_starts(problem) if problem.exact else [make_product_candidate(problem)]
     return _compare_on_all_points(problem, found, problem.epsilon, apart), apart
 
 

@@ -35,14 +35,17 @@ HOT, COLD = 0.1, 0.03
 STEPS = 40
 ITERATIONS = 5
 MIXED = 0.01
+NOISE = 0.1  # of the logarithms of the first plan, which otherwise has every symmetry of both spaces, and keeps it
 
 
 def proximal_plan(gradient: Gradient, p: Tensor, q: Tensor, watch: Watch) -> Tensor:
-    """Where steps go from the product plan: a plan (N, K) of mass one, its marginals nearly those of the masses p (N,),
-    q (K,) over their sums. O(N K) memory; 40 gradients, and O(N K) work for each."""
+    """Where steps go from near the product plan: a plan (N, K) of mass one, its marginals nearly those of the masses
+    p (N,), q (K,) over their sums. O(N K) memory; 40 gradients, and O(N K) work for each."""
     p, q = p / p.sum(), q / q.sum()
     unit = float(product_energy(gradient, p, q))
-    exponent = proximal_steps(make_score(gradient, p), (p[:, None] * q).log2(), p, q, epsilon_levels(unit), watch)
+    noise = torch.randn(len(p), len(q), generator=torch.Generator().manual_seed(0), dtype=p.dtype).to(p.device)
+    exponent = (p[:, None] * q).log2().add_(noise, alpha=NOISE)
+    exponent = proximal_steps(make_score(gradient, p), exponent, p, q, epsilon_levels(unit), watch)
     return flush_small(exponent.exp2_())
 
 
