@@ -48,7 +48,6 @@ from torchgw.search import (
     sparse_basins,
     subtrees,
     views,
-    weighted_level,
 )
 from torchgw.sinkhorn import loop, scaling
 from torchgw.solvers import (
@@ -80,7 +79,7 @@ from torchgw.solvers import (
     transport_lp,
     warm_start,
 )
-from torchgw.spaces import quantisation
+from torchgw.spaces import coarsening
 from torchgw.strategies import (
     cells,
     continuation,
@@ -439,13 +438,13 @@ MECHANISMS = (
         GRAPH_STARTS,
     ),
     # Landmarks and levels.
-    landmarks("farthest", "Landmarks are farthest points.", quantisation._farthest),
-    landmarks("spread", "Landmarks are drawn as k-means++ does.", quantisation._draw_by_distance),
-    landmarks("random", "Landmarks are random points.", quantisation._without_replacement),
+    landmarks("farthest", "Landmarks are farthest points."),
+    landmarks("spread", "Landmarks are drawn as k-means++ does."),
+    landmarks("random", "Landmarks are random points.", coarsening._draw_distinct),
     Mechanism(
         "curves",
         "One kind of landmarks is enough along curves.",
-        (quantisation.is_along_curves, quantisation.measure_coverage),
+        (coarsening.is_along_curves, coarsening.measure_coverage),
         (never((anneal, "is_along_curves")),),
         "problem/method.py",
         True,
@@ -479,23 +478,6 @@ MECHANISMS = (
         MULTISTART,
         True,
         "kinds",
-    ),
-    Mechanism(
-        "weighted-level",
-        "Basins between landmarks are compared on a level between landmarks and all points.",
-        (weighted_level,),
-        (none((weighted_level.WeightedLevel, "of")),),
-        MULTISTART,
-        True,
-    ),
-    Mechanism(
-        "weighted-level-modes",
-        "Leading modes of all points are starts on that level.",
-        (weighted_level.WeightedLevel._solve_from_modes, weighted_level.WeightedLevel._leading_modes),
-        (empty(weighted_level.WeightedLevel._solve_from_modes),),
-        STARTS,
-        False,
-        "sizes",
     ),
     Mechanism(
         "comparison",
@@ -545,8 +527,8 @@ MECHANISMS = (
     Mechanism(
         "vertex-levels",
         "Vertices of many points are found between cells first.",
-        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels.VertexLevel.linearise_at_cells),
-        (Switch((vertex_levels.VertexLevel, "uses_flows"), lambda self: False, true),),
+        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels._transform_potentials),
+        (never(vertex_levels.has_many_masses),),
         LEVELS,
         True,
         "vertices",

@@ -23,8 +23,8 @@ from torchgw.request import request
 from torchgw.search import anneal
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import LandmarkDistances
+from torchgw.spaces.coarsening import choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.quantisation import choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.strategies import ladder, within_memory
 from torchgw.types import Array, DistanceProvider
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import draw
 from torchgw.search.initial_guesses import compute_profiles, leading_modes
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells
 from torchgw.types import Array
 
 CELLS = (32, 80, 144)

@@ -83,8 +83,8 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
 from torchgw.solvers.factored_transport import has_vertex_solver
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
+from torchgw.spaces.coarsening import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.spaces.prepare import InputSpace, OnDevice
-from torchgw.spaces.quantisation import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.spaces.resolution import explain_from_sample, explain_rounded_coordinates
 from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState

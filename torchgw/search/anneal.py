@@ -34,14 +34,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint, log_total, translation
-from torchgw.spaces.quantisation import (
-    KINDS,
-    Landmarks,
-    choose_landmarks,
-    is_along_curves,
-    measure_coverage,
-    unlikeness,
-)
+from torchgw.spaces.coarsening import KINDS, Coarsening, choose_landmarks, is_along_curves, measure_coverage, unlikeness
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -70,8 +63,8 @@ class LandmarkSolution:
     epsilon : what they were solved at.
     """
 
-    source: Landmarks
-    target: Landmarks
+    source: Coarsening
+    target: Coarsening
     plan: Tensor
     f: Tensor
     g: Tensor
@@ -133,17 +126,17 @@ class LandmarkProblem:
     solve : of batches of linear problems under hard marginals.
     """
 
-    x: Landmarks
-    y: Landmarks
+    x: Coarsening
+    y: Coarsening
     model: Model
     loss: PairLoss
     linear: FactoredCost | None
     solve: Solve
 
     @classmethod
-    def of(cls, x: Landmarks, y: Landmarks, model: Model, backend: str = "eager") -> LandmarkProblem:
+    def of(cls, x: Coarsening, y: Coarsening, model: Model, backend: str = "eager") -> LandmarkProblem:
         """``model`` is that of all points."""
-        small = model.restrict(x.index, y.index, x.mass, y.mass)
+        small = model.restrict(x.medoids, y.medoids, x.mass, y.mass)
         loss = PairLoss.of(model.loss, x.distances, y.distances)
         workload = Workload(x.mass.device, x.distances.dtype, (len(x.mass), len(y.mass)))
         solve = small_transport.choose(backend, workload).function.solve
@@ -152,7 +145,7 @@ class LandmarkProblem:
     @property
     def without_rows(self) -> LandmarkProblem:
         """The same without what landmarks are to other points, and without what it has cached."""
-        return replace(self, x=self.x.without_rows, y=self.y.without_rows)
+        return replace(self, x=self.x.alone, y=self.y.alone)
 
     @cached_property
     def product_energy(self) -> Tensor:
@@ -247,7 +240,7 @@ def find_coarse_basins(
             y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
             problems.append(LandmarkProblem.of(x, y, model, backend))
         measures = [] if read else _measure_spaces(((x, p), (y, q)))
-        with threads_for(count * len(x.index) * len(y.index)):
+        with threads_for(count * x.count * y.count):
             more, told = begin_searches(problems, epsilon, count, kept, generator, measures)
             begun, read = begun + more, read or told
             if p.is_cuda and len(begun) == 1 and not (small or lies_along_curves()):
@@ -262,7 +255,7 @@ def find_coarse_basins(
 
 
 @as_cuda_graph()
-def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
+def _measure_spaces(sides: tuple[tuple[Coarsening, Tensor], ...]) -> list[Tensor]:
     """What `measure_coverage` returns for both spaces, and their unlikeness."""
     return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
 

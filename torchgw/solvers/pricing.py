@@ -33,7 +33,7 @@ from torchgw.kernels.blocks import blocks
 from torchgw.kernels.tiles import centres
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
 
 TILE = 64

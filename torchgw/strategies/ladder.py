@@ -41,7 +41,7 @@ from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.search.coarsen import CellSpace
+from torchgw.search.coarsen import STORED_CELLS
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import MarginalConstraint
@@ -50,8 +50,8 @@ from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, Stre
 from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.spaces.hierarchy import Cells
-from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, linearise_on_points, make_cells
+from torchgw.spaces.coarsening import Cells, Coarsening
+from torchgw.strategies.cells import StreamedProblem, linearise_on_points, make_cells
 
 logger = logging.getLogger("torchgw")
 
@@ -110,8 +110,8 @@ class LevelSolution:
 
     cost: FactoredCost
     score: FactoredScore
-    x: CellSpace
-    y: CellSpace
+    x: Coarsening
+    y: Coarsening
     linear_problem: LinearProblem
     f: Tensor
     g: Tensor
@@ -186,7 +186,7 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
                 residual, math.inf if last is None else _measure_plan_change(problem, last, solved.score, f, g)
             )
         told = Rung(
-            cells=(solved.x.cells.count, solved.y.cells.count),
+            cells=(solved.x.count, solved.y.count),
             residual=residual,
             residual_error=error,
             n_iter=0 if done is None else done.n_iter,
@@ -209,7 +209,7 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
 
     def begin() -> MultilevelState:
         began = time.perf_counter() - seconds
-        cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.means.dtype)), x, y)
+        cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.features.dtype)), x, y)
         return lift_level(_solve_linear_problem(problem, cost, x, y, g), first, None, began)
 
     def step(state: MultilevelState) -> tuple[MultilevelState, None, Status | None]:
@@ -253,7 +253,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
     """
     model, labels = problem.model, None
     if _has_all_points(problem, step.x, step.y):
-        labels = step.x.cells.label, step.y.cells.label
+        labels = step.x.label, step.y.label
     draws = [
         None if len(mass) <= SAMPLED_POINTS else prepare_draws(mass, SAMPLED_POINTS, problem.generator)
         for mass in model.masses
@@ -343,24 +343,24 @@ def _solve_next_level(
 ) -> tuple[LevelSolution, Solution | None]:
     """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
     old, epsilon = step.score, problem.epsilon
-    x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
-    y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
-    model = problem.model.coarsen(x.cells, y.cells)
+    x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.count)
+    y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.count)
+    model = problem.model.coarsen(x, y)
     last, kernel = (
-        _make_linear_problem(problem.model, step.point_score, x.cells, y.cells, problem.ranks),
+        _make_linear_problem(problem.model, step.point_score, x, y, problem.ranks),
         problem.kernels.streamed,
     )
     f = last.row.potential(kernel.bind(last.A, step.linear_problem.B).softmin(step.g, 1))
     g = last.column.potential(kernel.bind(step.linear_problem.A, last.B).softmin(step.f, 0))
-    f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
-    g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
+    f = f - x.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
+    g = g - y.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
     complete, stored = _has_all_points(problem, x, y), _stores_plan(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (problem.has_factors or complete))):
         return _solve_linear_problem(problem, step.cost, x, y, g), None
-    cost = problem.model.average_cost(step.cost, x.cells, y.cells)
+    cost = problem.model.average_cost(step.cost, x, y)
     assert cost is not None
     dtype = cost.U.dtype
     p, q = (mass.to(dtype) for mass in model.masses)
@@ -375,7 +375,7 @@ def _solve_next_level(
     assert done.coupling is not None
     assert done.warm_start is not None
     if complete:
-        cost = gradient(done.coupling, p).restrict(x.cells.label, y.cells.label)
+        cost = gradient(done.coupling, p).restrict(x.label, y.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = linearise_on_points(problem, done.coupling, x, y)
@@ -383,20 +383,20 @@ def _solve_next_level(
 
 
 def _solve_linear_problem(
-    problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor
+    problem: StreamedProblem, cost: FactoredCost, x: Coarsening, y: Coarsening, g: Tensor
 ) -> LevelSolution:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
     tight = inner_tolerance(problem) < FLOAT32_RESIDUAL
     error = SCORE_SHARE * problem.options.ladder.marginal_tol
     score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
-    arguments = problem.model, PointScore.of(cost, score), x.cells, y.cells, problem.ranks
+    arguments = problem.model, PointScore.of(cost, score), x, y, problem.ranks
     linear, f, g = _begin_level(problem.kernels.streamed, g, *arguments)
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
     left = 0.0 if _stores_plan(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
     tol = max(inner_tolerance(problem), left)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
-    with threads_for(x.cells.count * y.cells.count):
+    with threads_for(x.count * y.count):
         run = partial(_make_inner_solver(problem, x, y, last).potentials, linear, f, g)
         state = problem.run_on_first(run) if _stores_plan(problem, x, y) else run()
     return LevelSolution(cost, score, x, y, linear, state.f, state.g, state.n_iter)
@@ -429,18 +429,18 @@ def inner_tolerance(problem: StreamedProblem) -> float:
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
 
 
-def _has_all_points(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _has_all_points(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> bool:
     """Whether these cells are all points."""
-    return x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
+    return x.count == len(problem.p) and y.count == len(problem.q)
 
 
-def _stores_plan(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _stores_plan(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
-    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _has_all_points(problem, x, y)
+    return x.count * y.count <= STORED_CELLS**2 and not _has_all_points(problem, x, y)
 
 
-def _make_inner_solver(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> InnerSolver:
-    model = replace(problem.model.coarsen(x.cells, y.cells), epsilon=problem.epsilon)
+def _make_inner_solver(problem: StreamedProblem, x: Coarsening, y: Coarsening, options: SinkhornOptions) -> InnerSolver:
+    model = replace(problem.model.coarsen(x, y), epsilon=problem.epsilon)
     if _stores_plan(problem, x, y):
         return StoredSolver(problem.kernels.stored, model, options)
     return StreamedSolver(

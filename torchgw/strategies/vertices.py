@@ -32,7 +32,7 @@ from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed
 from torchgw.strategies.ladder import MultilevelState, refine_to_all_points
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles, keep_tiles
-from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
+from torchgw.strategies.vertex_levels import TOLERANCE, descend_by_levels
 from torchgw.types import DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -55,11 +55,10 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     U, V = (asked.ranks.all_gather(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
     cost = replace(end.cost, U=U, V=V)
     duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
-    level = VertexLevel(x, y, p, q, cost, duals, asked.ranks)
     least = torch.finfo(torch.float64).eps * asked.unit
     loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
     try:
-        found, status, history = asked.stage("vertices", partial(descend_by_levels, level, loop))
+        found, status, history = asked.stage("vertices", partial(descend_by_levels, (x, y), p, q, cost, duals, loop))
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
         return _streamed_solution(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
