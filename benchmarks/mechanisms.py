@@ -85,7 +85,6 @@ from torchgw.strategies import (
     continuation,
     dense,
     escape,
-    from_cells,
     ladder,
     sharp,
     smooth,
@@ -510,8 +509,8 @@ MECHANISMS = (
     Mechanism(
         "cells-of-curves",
         "Entropic solves between curves begin between cells and climb to all points.",
-        (from_cells,),
-        (never(from_cells._should_use_cells),),
+        (ladder.solve_from_cells, ladder._should_use_cells, ladder._begin_on_cells),
+        (never(ladder._should_use_cells),),
         LEVELS,
         True,
     ),

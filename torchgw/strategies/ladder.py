@@ -11,6 +11,11 @@
 Replaced by means of factors, cells are quadrature nodes of second order, so few suffice. Potentials are lifted only
 after they were solved for the very gradient that they are lifted with: otherwise a small change of the gradient,
 divided by epsilon, shows up whole in the marginals.
+
+A dense solve between curves begins here, too. On curves cells are quadrature nodes that a plan of all points hardly
+differs from, so descents on all points would only repeat what those on cells did, at many times their cost:
+
+    search and descent on cells -> the climb to all points -> their linear problem solved in float64, and rounded
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,8 +39,8 @@ from torchgw.kernels.sampling import draw, prepare_draws
 from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
-from torchgw.objective.model import Model
-from torchgw.options import SinkhornOptions
+from torchgw.objective.model import Model, mean_cost
+from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
@@ -48,10 +53,20 @@ from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
-from torchgw.solvers.solution import Solution
+from torchgw.solvers.problem import Problem, StoredProblem
+from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces.coarsening import Cells, Coarsening
-from torchgw.strategies.cells import StreamedProblem, linearise_on_points, make_cells
+from torchgw.strategies.cells import (
+    StreamedProblem,
+    lift_basins,
+    linearise_on_points,
+    make_cells,
+    make_streamed_problem,
+    solve_on_cells,
+)
+from torchgw.strategies.dense import InitialSolution, solve_dense
+from torchgw.strategies.smooth import finish_solution
 
 logger = logging.getLogger("torchgw")
 
@@ -64,35 +79,20 @@ FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
-class PointScore(NamedTuple):
-    """A score on all points, without what differs from problem to problem of their numbers.
+Ends: TypeAlias = (
+    "tuple[FactoredCost, FactoredScore]"  # a score on all points, and the row and column terms of its cost
+)
 
-    A, B : factors (N, r), (K, r), the ranks' shares.
-    terms : row (N,) and column (K,) terms of the cost.
-    shifts : row (N,) and column (K,) terms that centring took off the score.
-    epsilon : that it is for.
-    """
 
-    A: Tensor
-    B: Tensor
-    terms: tuple[Tensor, Tensor]
-    shifts: tuple[Tensor, Tensor]
-    epsilon: float
+def _make_ends(cost: FactoredCost, score: FactoredScore) -> Ends:
+    """Without what differs from problem to problem of their numbers, so that a graph serves them all."""
+    return replace(cost, U=cost.U[:, :0], V=cost.V[:, :0]), replace(score, error=0.0)
 
-    @classmethod
-    def of(cls, cost: FactoredCost, score: FactoredScore) -> PointScore:
-        return cls(score.A, score.B, (cost.a, cost.b), (score.row, score.column), score.epsilon)
 
-    @property
-    def offsets(self) -> tuple[Tensor, Tensor]:
-        """Row (N,) and column (K,) terms of the cost, in the gauge of the score."""
-        (a, b), (row, column) = self.terms, self.shifts
-        a, b = FactoredCost(a, b, a, b).offsets(self.epsilon)
-        return a - row, b - column
-
-    def make_constraints(self, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
-        """Sides of all points, in the gauge of the score."""
-        return model.constraints_from_logs(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
+def _make_offsets(ends: Ends) -> tuple[Tensor, Tensor]:
+    """Row (N,) and column (K,) terms of the cost, in the gauge of the score."""
+    a, b = ends[0].offsets(ends[1].epsilon)
+    return a - ends[1].row, b - ends[1].column
 
 
 @storable
@@ -116,10 +116,6 @@ class LevelSolution:
     f: Tensor
     g: Tensor
     n_iter: int
-
-    @property
-    def point_score(self) -> PointScore:
-        return PointScore.of(self.cost, self.score)
 
 
 @storable
@@ -245,6 +241,30 @@ def refine_to_all_points(problem: StreamedProblem, first: Solution, seconds: flo
     )
 
 
+def solve_from_cells(asked: Problem) -> CertifiedSolution:
+    """Solve with a stored plan, from cells where that pays."""
+    return solve_dense(asked, begin=partial(_begin_on_cells, asked) if _should_use_cells(asked) else None)
+
+
+def _should_use_cells(asked: Problem) -> bool:
+    """Whether it is between many points on curves, and no more precise than cells are."""
+    loose = asked.options.stopping.plan_tol >= StoppingOptions().plan_tol
+    return asked.curves and loose and not asked.has_no_entropy and asked.tol is None
+
+
+def _begin_on_cells(asked: Problem, problem: StoredProblem) -> InitialSolution:
+    with asked.watch.within("cells"):
+        between = make_streamed_problem(asked)
+        first, basins, seconds = solve_on_cells(between)
+        state, solution = refine_to_all_points(between, first, sum(seconds.values()))
+    found = finish_solution(problem, solution, problem.options)
+    plan, (p, q) = DenseCoupling(found.plan.to(problem.masses[0])), problem.masses
+    energy = mean_cost(problem.gradient(plan, p), plan, p, q)
+    return InitialSolution(
+        replace(found, energy=float(energy)), seconds["search"], lift_basins(between, basins), state.levels
+    )
+
+
 def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tensor, Tensor, float, float]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells; and the
     larger L1 marginal error of the plan at full size and its standard error.
@@ -260,7 +280,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
     ]
     cells = step.linear_problem.A, step.linear_problem.B, step.f, step.g
     f, g, errors = _lift_potentials_with_errors(
-        problem.kernels.local_kernel, model, step.point_score, cells, labels, draws, problem.ranks
+        problem.kernels.local_kernel, model, _make_ends(step.cost, step.score), cells, labels, draws, problem.ranks
     )
     one, its_error, other, other_error = to_host(errors)[0].tolist()
     return f, g, *max((one, its_error), (other, other_error))
@@ -270,7 +290,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
 def _lift_potentials_with_errors(
     kernel: Kernel,
     model: Model,
-    ends: PointScore,
+    ends: Ends,
     cells: tuple[Tensor, Tensor, Tensor, Tensor],
     labels: tuple[Tensor, Tensor] | None,
     draws: list[Tensor | torch.Generator | None],
@@ -278,15 +298,16 @@ def _lift_potentials_with_errors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Potentials of all points from factors and potentials of the cells, which may be the points with these labels, and
     for either side the L1 error and its standard error (4,)."""
-    sides, (A, B, f, g) = ends.make_constraints(model), cells
+    (A, B, f, g), score = cells, ends[1]
+    sides = model.constraints_from_logs(model.p.log2(), model.q.log2(), score.epsilon, *_make_offsets(ends))
     if labels is None:
         row, column = sides
-        at_rows = ranks.all_gather(kernel.bind(ends.A, B).softmin(g, 1), len(model.p))
-        at_columns = ranks.all_gather(kernel.bind(A, ends.B).softmin(f, 0), len(model.q))
+        at_rows = ranks.all_gather(kernel.bind(score.A, B).softmin(g, 1), len(model.p))
+        at_columns = ranks.all_gather(kernel.bind(A, score.B).softmin(f, 0), len(model.q))
         f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
     else:
         f, g = f[labels[0]].double(), g[labels[1]].double()
-    return f, g, _marginal_errors(kernel, (ends.A, ends.B), sides, (f, g), draws, ranks)
+    return f, g, _marginal_errors(kernel, (score.A, score.B), sides, (f, g), draws, ranks)
 
 
 def _marginal_errors(
@@ -347,7 +368,7 @@ def _solve_next_level(
     y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.count)
     model = problem.model.coarsen(x, y)
     last, kernel = (
-        _make_linear_problem(problem.model, step.point_score, x, y, problem.ranks),
+        _make_linear_problem(problem.model, _make_ends(step.cost, step.score), x, y, problem.ranks),
         problem.kernels.streamed,
     )
     f = last.row.potential(kernel.bind(last.A, step.linear_problem.B).softmin(step.g, 1))
@@ -389,7 +410,7 @@ def _solve_linear_problem(
     tight = inner_tolerance(problem) < FLOAT32_RESIDUAL
     error = SCORE_SHARE * problem.options.ladder.marginal_tol
     score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
-    arguments = problem.model, PointScore.of(cost, score), x, y, problem.ranks
+    arguments = problem.model, _make_ends(cost, score), x, y, problem.ranks
     linear, f, g = _begin_level(problem.kernels.streamed, g, *arguments)
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
@@ -404,24 +425,24 @@ def _solve_linear_problem(
 
 @as_cuda_graph()
 def _begin_level(
-    kernel: StreamedKernel, g: Tensor, model: Model, ends: PointScore, x: Cells, y: Cells, ranks: Ranks
+    kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
 ) -> tuple[LinearProblem, Tensor, Tensor]:
     """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
     linear = _make_linear_problem(model, ends, x, y, ranks)
     A, B = linear.A, linear.B
-    g = g.to(A.dtype) + y.means(ends.shifts[1][:, None], model.q)[:, 0].to(A.dtype)
+    g = g.to(A.dtype) + y.means(ends[1].column[:, None], model.q)[:, 0].to(A.dtype)
     return linear, linear.row.potential(kernel.bind(A, B).softmin(g, 1)), g
 
 
 @as_cuda_graph()
-def _make_linear_problem(model: Model, ends: PointScore, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
+def _make_linear_problem(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
     """The linear problem between cells, for a score on all points."""
-    small, dtype = model.coarsen(x, y), ends.A.dtype
-    sides = zip((x, y), ends.offsets, model.masses, strict=True)
+    small, score = model.coarsen(x, y), ends[1]
+    sides = zip((x, y), _make_offsets(ends), model.masses, strict=True)
     offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in sides]
-    log_p, log_q = (mass.log2().to(dtype) for mass in small.masses)
-    row, column = small.constraints_from_logs(log_p, log_q, ends.epsilon, *offsets)
-    return LinearProblem(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
+    log_p, log_q = (mass.log2().to(score.A.dtype) for mass in small.masses)
+    row, column = small.constraints_from_logs(log_p, log_q, score.epsilon, *offsets)
+    return LinearProblem(x.means(score.A, model.p, ranks), y.means(score.B, model.q, ranks), row, column)
 
 
 def inner_tolerance(problem: StreamedProblem) -> float:
