@@ -441,14 +441,6 @@ MECHANISMS = (
     landmarks("spread", "Landmarks are drawn as k-means++ does."),
     landmarks("random", "Landmarks are random points.", coarsening._draw_distinct),
     Mechanism(
-        "curves",
-        "One kind of landmarks is enough along curves.",
-        (coarsening.is_along_curves, coarsening.measure_coverage),
-        (never((anneal, "is_along_curves")),),
-        "problem/method.py",
-        True,
-    ),
-    Mechanism(
         "every-point",
         "Between few points, all of them are landmarks of a search without entropy.",
         (

@@ -218,16 +218,17 @@ def test_a_group_is_the_lowest_plan_that_is_in_none_and_what_agrees_with_it(devi
         assert simulation.n_waits <= 1 + 2  # the two sides that are sent
 
 
-def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_once() -> None:
-    points = np.random.default_rng(0).normal(size=(150, 3))
+def test_where_no_basin_stands_out_the_other_kinds_of_landmarks_are_cooled_side_by_side() -> None:
+    points = np.random.default_rng(0).normal(size=(2, 150, 3))
     with simulated_gpu() as simulation:
         device = torch.device("cuda")
-        space, mass = EuclideanDistances(points).to(device, F64), torch.full((150,), 1 / 150, dtype=F64).to(device)
+        x, y = (EuclideanDistances(each).to(device, F64) for each in points)
+        mass = torch.full((150,), 1 / 150, dtype=F64).to(device)
         given, before = (Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), torch.Generator(device)), simulation.n_waits
-        found = find_coarse_basins((space, space), (mass, mass), *given)
+        found = find_coarse_basins((x, y), (mass, mass), *given)
         waits = simulation.n_waits - before
     assert list(found.kinds) == list(KINDS)
-    assert waits == 3  # for the first kind's landmarks, the others', and all basins
+    assert waits == 4  # for landmarks and basins, of the first kind and of the others
 
 
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:

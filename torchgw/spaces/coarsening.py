@@ -32,7 +32,7 @@ from torchgw.kernels.sums import add_by_label, round_sums
 from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.transfer import to_device
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
@@ -329,37 +329,33 @@ def _mean_square_distance(landmarks: Coarsening, mass: Tensor) -> Tensor:
     return spread.clamp_min(torch.finfo(mass.dtype).tiny)
 
 
-def choose_few_landmarks(space: DistanceProvider, mass: Tensor) -> Coarsening:
-    """Those whose coverage tells what a space is like: above `WIDE` its points lie on no curve, above `SCATTERED` on no
-    surface either, and cells mean little."""
-    return choose_landmarks(space.to(mass.device, mass.dtype), mass, "farthest", FEW, torch.Generator(mass.device))
+def measure_coverage(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]) -> tuple[float, bool]:
+    """The coverage by about sixty landmarks of the space that they cover worst, and whether the points of each space
+    lie along a curve in one piece.
+
+    Above `WIDE` points lie on no curve, above `SCATTERED` on no surface either, and cells mean little. Clusters are
+    covered as well as a curve, but the steps of a tree between their landmarks are 4 to 40 times as long as the radius
+    that these cover; of curves, surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
+    """
+    from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
+
+    sides = [
+        (choose_landmarks(space.to(mass.device, mass.dtype), mass, KINDS[0], FEW, torch.Generator(mass.device)), mass)
+        for space, mass in zip(spaces, masses, strict=True)
+    ]
+    found, along = to_host(*_read_coverage(sides)), True
+    for mass, covered, radius, distances in zip(masses, *(found[part::3] for part in range(3)), strict=True):
+        steps, others = minimum_spanning_tree(distances.numpy()).data, 1 - len(distances) / len(mass)
+        dense = others > 0 and float(covered) <= WIDE * others
+        along = along and dense and len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * float(radius)
+    return max(map(float, found[::3])), along
 
 
 @as_cuda_graph()
-def measure_coverage(sides: Sequence[tuple[Coarsening, Tensor]]) -> list[Tensor]:
+def _read_coverage(sides: Sequence[tuple[Coarsening, Tensor]]) -> list[Tensor]:
     """Of each space, by landmarks and masses (N,), the coverage (), the radius () that landmarks cover, and the
     distances (L, L) between them."""
     known = list[Tensor]()
     for landmarks, mass in sides:
         known += [coverage(landmarks, mass), landmarks.features.amin(0).max(), landmarks.distances]
     return known
-
-
-def is_along_curves(sizes: Sequence[int], found: Sequence[Tensor]) -> bool:
-    """Whether so many points of each space lie along a curve, by `measure_coverage` of about sixty of them, on the
-    host, in one piece: the others are covered well, and a tree joins the landmarks by steps not much longer than
-    each covers.
-
-    Clusters are covered as well as a curve, but the steps between them are 4 to 40 times as long as that; of curves,
-    surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
-    """
-    from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
-
-    for size, covered, radius, distances in zip(sizes, *(found[part::3] for part in range(3)), strict=True):
-        others = 1 - len(distances) / size
-        if others == 0 or float(covered) > WIDE * others:
-            return False
-        steps = minimum_spanning_tree(distances.numpy()).data
-        if not (len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * float(radius)):
-            return False
-    return True
