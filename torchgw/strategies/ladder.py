@@ -214,7 +214,7 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
         if reached or _has_all_points(problem, state.last_level.x, state.last_level.y):
             return state, None, state.descent
         began = time.perf_counter()
-        solved, done = _solve_next_level(problem, state.last_level, history, len(state.levels))
+        solved, done = _solve_next_level(problem, state, history)
         return lift_level(solved, done, state, began), None, None
 
     state, status = iterate(MultilevelState, step, begin, Loop(problem.watch, history, None))
@@ -360,37 +360,29 @@ def _measure_plan_change(
 
 
 def _solve_next_level(
-    problem: StreamedProblem, step: LevelSolution, history: History, rung: int
+    problem: StreamedProblem, state: MultilevelState, history: History
 ) -> tuple[LevelSolution, Solution | None]:
-    """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
-    old, epsilon = step.score, problem.epsilon
+    """The next rung, started from the potentials of all points, and its descent where it has a gradient of its own."""
+    step, old, model = state.last_level, state.last_level.score, problem.model
     x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.count)
     y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.count)
-    model = problem.model.coarsen(x, y)
-    last, kernel = (
-        _make_linear_problem(problem.model, _make_ends(step.cost, step.score), x, y, problem.ranks),
-        problem.kernels.streamed,
-    )
-    f = last.row.potential(kernel.bind(last.A, step.linear_problem.B).softmin(step.g, 1))
-    g = last.column.potential(kernel.bind(step.linear_problem.A, last.B).softmin(step.f, 0))
-    f = f - x.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
-    g = g - y.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
+    f = x.means((state.f - old.row)[:, None], problem.p)[:, 0]
+    g = y.means((state.g - old.column)[:, None], problem.q)[:, 0]
     complete, stored = _has_all_points(problem, x, y), _stores_plan(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (problem.has_factors or complete))):
         return _solve_linear_problem(problem, step.cost, x, y, g), None
-    cost = problem.model.average_cost(step.cost, x, y)
+    cost, model = model.average_cost(step.cost, x, y), model.coarsen(x, y)
     assert cost is not None
-    dtype = cost.U.dtype
-    p, q = (mass.to(dtype) for mass in model.masses)
+    p, q = (mass.to(cost.U.dtype) for mass in model.masses)
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
     inner = _make_inner_solver(problem, x, y, replace(problem.options.sinkhorn, tol=inner_tolerance(problem)))
-    start = WarmStart(cost, f.to(dtype), g.to(dtype), epsilon)
+    start = WarmStart(cost, f.to(p.dtype), g.to(p.dtype), problem.epsilon)
     loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
     descent = partial(descend, gradient, start, inner, problem.options, loop, by_value=loose)
-    run = partial(problem.stage, f"rung-{rung}", descent)
+    run = partial(problem.stage, f"rung-{len(state.levels)}", descent)
     done = problem.run_on_first(run) if stored else run()
     history.go_on_from(done.history)
     assert done.coupling is not None
