@@ -48,7 +48,6 @@ from torchgw.search import (
     sparse_basins,
     subtrees,
     views,
-    weighted_level,
 )
 from torchgw.sinkhorn import loop, scaling
 from torchgw.solvers import (
@@ -80,13 +79,12 @@ from torchgw.solvers import (
     transport_lp,
     warm_start,
 )
+from torchgw.spaces import coarsening
 from torchgw.spaces import low_rank as low_rank_spaces
-from torchgw.spaces import quantisation
 from torchgw.strategies import (
     cells,
     continuation,
     dense,
-    from_cells,
     ladder,
     sharp,
     smooth,
@@ -427,17 +425,9 @@ MECHANISMS = (
         GRAPH_STARTS,
     ),
     # Landmarks and levels.
-    landmarks("farthest", "Landmarks are farthest points.", quantisation._farthest),
-    landmarks("spread", "Landmarks are drawn as k-means++ does.", quantisation._draw_by_distance),
-    landmarks("random", "Landmarks are random points.", quantisation._without_replacement),
-    Mechanism(
-        "curves",
-        "One kind of landmarks is enough along curves.",
-        (quantisation.is_along_curves, quantisation.measure_coverage),
-        (never((anneal, "is_along_curves")),),
-        "problem/method.py",
-        True,
-    ),
+    landmarks("farthest", "Landmarks are farthest points."),
+    landmarks("spread", "Landmarks are drawn as k-means++ does."),
+    landmarks("random", "Landmarks are random points.", coarsening._draw_distinct),
     Mechanism(
         "every-point",
         "Between few points, all of them are landmarks of a search without entropy.",
@@ -467,23 +457,6 @@ MECHANISMS = (
         MULTISTART,
         True,
         "kinds",
-    ),
-    Mechanism(
-        "weighted-level",
-        "Basins between landmarks are compared on a level between landmarks and all points.",
-        (weighted_level,),
-        (none((weighted_level.WeightedLevel, "of")),),
-        MULTISTART,
-        True,
-    ),
-    Mechanism(
-        "weighted-level-modes",
-        "Leading modes of all points are starts on that level.",
-        (weighted_level.WeightedLevel._solve_from_modes, weighted_level.WeightedLevel._leading_modes),
-        (empty(weighted_level.WeightedLevel._solve_from_modes),),
-        STARTS,
-        False,
-        "sizes",
     ),
     Mechanism(
         "comparison",
@@ -516,8 +489,8 @@ MECHANISMS = (
     Mechanism(
         "cells-of-curves",
         "Entropic solves between curves begin between cells and climb to all points.",
-        (from_cells,),
-        (never(from_cells._should_use_cells),),
+        (ladder.solve_from_cells, ladder._should_use_cells, ladder._begin_on_cells),
+        (never(ladder._should_use_cells),),
         LEVELS,
         True,
     ),
@@ -533,8 +506,8 @@ MECHANISMS = (
     Mechanism(
         "vertex-levels",
         "Vertices of many points are found between cells first.",
-        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels.VertexLevel.linearise_at_cells),
-        (Switch((vertex_levels.VertexLevel, "uses_flows"), lambda self: False, true),),
+        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels._transform_potentials),
+        (never(vertex_levels.has_many_masses),),
         LEVELS,
         True,
         "vertices",

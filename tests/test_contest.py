@@ -31,7 +31,7 @@ from torchgw.solvers.assignment import (
     plan_of_order,
 )
 from torchgw.solvers.warm_start import product_start
-from torchgw.spaces.quantisation import Landmarks
+from torchgw.spaces.coarsening import Coarsening
 from torchgw.types import Array
 
 
@@ -219,7 +219,7 @@ def test_starts_agree_that_end_at_the_result_and_no_others(
 @pytest.mark.parametrize("ended", [False, True])
 def test_ends_of_other_energies_are_other_basins_though_their_matchings_agree(ended: bool) -> None:
     match, mass = torch.arange(5), torch.full((5,), 0.2)
-    reference = Landmarks.all_points(torch.rand(5, 5), mass)
+    reference = Coarsening.of_points(torch.rand(5, 5), mass)
     asked: Any = SimpleNamespace(has_no_entropy=True, unit=1.0, masses=(mass, mass))
     begin = product_start(mass.log2(), mass.log2())
     found = [

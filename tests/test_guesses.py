@@ -16,7 +16,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers.proximal import proximal_plan
 from torchgw.spaces import PrecomputedDistances, shortest_paths
-from torchgw.spaces.quantisation import choose_landmarks, unlikeness
+from torchgw.spaces.coarsening import choose_landmarks, unlikeness
 from torchgw.spaces.shortest_paths import compute_relative_hops
 from torchgw.types import Array
 

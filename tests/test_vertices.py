@@ -34,7 +34,7 @@ from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
 from torchgw.solvers.pricing import TILE, Order, PricedCost, _RowRun, union
 from torchgw.solvers.transport_lp import TransportError, staircase, transport
 from torchgw.spaces import EuclideanDistances, FactoredDistances
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells
 from torchgw.strategies import vertex_levels
 from torchgw.strategies.vertex_levels import expand_cell_pairs
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -34,14 +34,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint, log_total, translation
-from torchgw.spaces.quantisation import (
-    KINDS,
-    Landmarks,
-    choose_landmarks,
-    is_along_curves,
-    measure_coverage,
-    unlikeness,
-)
+from torchgw.spaces.coarsening import KINDS, Coarsening, choose_landmarks, coverage, unlikeness
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -70,8 +63,8 @@ class LandmarkSolution:
     epsilon : what they were solved at.
     """
 
-    source: Landmarks
-    target: Landmarks
+    source: Coarsening
+    target: Coarsening
     plan: Tensor
     f: Tensor
     g: Tensor
@@ -133,17 +126,17 @@ class LandmarkProblem:
     solve : of batches of linear problems under hard marginals.
     """
 
-    x: Landmarks
-    y: Landmarks
+    x: Coarsening
+    y: Coarsening
     model: Model
     loss: PairLoss
     linear: FactoredCost | None
     solve: Solve
 
     @classmethod
-    def of(cls, x: Landmarks, y: Landmarks, model: Model, backend: str = "eager") -> LandmarkProblem:
+    def of(cls, x: Coarsening, y: Coarsening, model: Model, backend: str = "eager") -> LandmarkProblem:
         """``model`` is that of all points."""
-        small = model.restrict(x.index, y.index, x.mass, y.mass)
+        small = model.restrict(x.medoids, y.medoids, x.mass, y.mass)
         loss = PairLoss.of(model.loss, x.distances, y.distances)
         workload = Workload(x.mass.device, x.distances.dtype, (len(x.mass), len(y.mass)))
         solve = small_transport.choose(backend, workload).function.solve
@@ -152,7 +145,7 @@ class LandmarkProblem:
     @property
     def without_rows(self) -> LandmarkProblem:
         """The same without what landmarks are to other points, and without what it has cached."""
-        return replace(self, x=self.x.without_rows, y=self.y.without_rows)
+        return replace(self, x=self.x.alone, y=self.y.alone)
 
     @cached_property
     def product_energy(self) -> Tensor:
@@ -222,49 +215,39 @@ def find_coarse_basins(
 ) -> LandmarkBasins:
     """The basins of each kind of landmarks; masses (N,), (K,) in the dtype of the spaces.
 
-    One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
-    basins stands out.
+    One kind is enough where landmarks are all points, and where one of its basins stands out.
     """
-    (source, target), (p, q) = spaces, masses
-    largest = max(len(p), len(q))
+    largest = max(map(len, masses))
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-    found, begun, read = list[list[CoarseBasin]](), list[CoolingState](), tuple[Tensor, ...]()
-    named = model.points or (None, None)
-
-    @cache
-    def lies_along_curves() -> bool:
-        return is_along_curves((len(p), len(q)), read[:-2])
-
-    # A GPU has kinds side by side, for which it waits once: the last ones, and all where one is not enough.
-    for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
-        problems = []
+    found, read = list[list[CoarseBasin]](), tuple[Tensor, ...]()
+    for kinds in (KINDS[:1], KINDS[1:]):  # side by side, as a GPU waits once then
+        problems = list[LandmarkProblem]()
         for kind in kinds:
-            x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
-            y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
+            sides = zip(spaces, masses, first, model.points or (None, None), strict=True)
+            x, y = (
+                choose_landmarks(space, mass, kind, options.n_landmarks, generator, begin, points)
+                for space, mass, begin, points in sides
+            )
             problems.append(LandmarkProblem.of(x, y, model, backend))
-        measures = [] if read else _measure_spaces(((x, p), (y, q)))
-        with threads_for(count * len(x.index) * len(y.index)):
-            more, told = begin_searches(problems, epsilon, count, kept, generator, measures)
-            begun, read = begun + more, read or told
-            if p.is_cuda and len(begun) == 1 and not (small or lies_along_curves()):
-                continue
+        measures = [] if read else _measure_spaces(tuple(zip((x, y), masses, strict=True)))
+        with threads_for(count * x.count * y.count):
+            begun, told = begin_searches(problems, epsilon, count, kept, generator, measures)
             found += cool_basins(begun, kept)
-        begun = []
-        apart = is_clear_minimum([basin.energy for basin in found[0]], NEAR)
-        if small or (len(found) == 1 and apart and lies_along_curves()):
+        read = read or told
+        if small or is_clear_minimum([basin.energy for basin in found[0]], NEAR):
             break
     named_kinds = dict(zip([ALL] if small else KINDS, found, strict=False))
-    return LandmarkBasins(named_kinds, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
+    return LandmarkBasins(named_kinds, max(map(float, read[::2])), max(map(float, read[1::2])))
 
 
 @as_cuda_graph()
-def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
-    """What `measure_coverage` returns for both spaces, and their unlikeness."""
-    return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
+def _measure_spaces(sides: tuple[tuple[Coarsening, Tensor], ...]) -> list[Tensor]:
+    """The coverage and the unlikeness of each space."""
+    return [measure(*side) for side in sides for measure in (coverage, unlikeness)]
 
 
 def find_landmark_basins(

@@ -37,7 +37,7 @@ from torchgw.search.views import EDGES, MOST_MISSING
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.sparse_descent import complete_marginals, descend_sparsely
-from torchgw.spaces.quantisation import choose_landmarks
+from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale
 from torchgw.spaces.shortest_paths import estimate_diameter, shortest_paths
 

@@ -41,7 +41,7 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.low_rank import LowRankFactors, Projection, project, round_factors
 from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.solution import Solution
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells
 from torchgw.types import DistanceProvider
 
 FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5

@@ -32,7 +32,7 @@ from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import centres
 from torchgw.linalg.sparse_entries import entry_rows, make_csr, select_entries
 from torchgw.solvers.transport_lp import estimate_duals, transport
-from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
 
 STORED = 2**25  # entries up to which a plan is stored

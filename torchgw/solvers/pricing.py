@@ -29,7 +29,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import blocks
 from torchgw.kernels.tiles import centres
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
 
 TILE = 64

@@ -31,7 +31,7 @@ from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed
 from torchgw.strategies.ladder import MultilevelState, refine_to_all_points
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles, keep_tiles
-from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
+from torchgw.strategies.vertex_levels import TOLERANCE, descend_by_levels
 
 logger = logging.getLogger("torchgw")
 
@@ -51,11 +51,12 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     assert end.epsilon is not None
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     duals = end.cost.T.column_dual(end.f, p, end.epsilon), end.cost.column_dual(end.g, q, end.epsilon)
-    level = VertexLevel(x, y, p, q, end.cost, duals)
     least = torch.finfo(torch.float64).eps * asked.unit
     loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
     try:
-        found, status, history = asked.stage("vertices", partial(descend_by_levels, level, loop))
+        found, status, history = asked.stage(
+            "vertices", partial(descend_by_levels, (x, y), p, q, end.cost, duals, loop)
+        )
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
         return _streamed_solution(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
