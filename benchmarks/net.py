@@ -44,7 +44,6 @@ from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify, leading
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.leading import MatchingGradient, SurrogateGradient
-from torchgw.objective.permuted import ExactPermutations, FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.assignment import Cross
@@ -116,10 +115,6 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (MatchingGradient, "__call__", _of_exact),
     (MatchingGradient, "change", _of_exact),
     (MatchingGradient, "cross", _of_exact),
-    (FactoredPermutations, "cost_of", _of_terms),
-    (FactoredPermutations, "update_cost", _of_terms),
-    (ExactPermutations, "cost_of", _of_terms),
-    (ExactPermutations, "update_cost", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),

@@ -41,7 +41,7 @@ from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift
 from torchgw.search.weighted_level import lift_to_points
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem
 from torchgw.spaces import PrecomputedDistances
@@ -138,12 +138,13 @@ class CellPair:
         sums = add_by_label(rows.new_zeros(len(rows), self.in_y.count), self.in_y.label, rows, 1)
         return sums.div_(sums.sum()), self.in_y.means(dual[:, None], q)[:, 0]
 
-    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
+    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> DescentState[Tensor, Tensor]:
         """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
         p, q = plan.sum(1), plan.sum(0)
         x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (self.x, self.y))
         loop = Loop(watch, History(), steps, ROUGH)
-        return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, TransportPlans(p, q), loop)[0]
+        program = DenseProgram(ExactGradient(x, y, p, q), TransportPlans(p, q))
+        return conditional_gradient(program, plan, dual, loop)[0]
 
 
 def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:

@@ -39,7 +39,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
+from torchgw.solvers.conditional_gradient import FreeColumns, Polytope, TransportPlans
 from torchgw.types import Coupling
 
 SHARES = (1.0, 0.7)  # of the mass, of partial plans that lead to those of total variation (measured)
@@ -114,7 +114,7 @@ class ModelForm:
         return self.has_free_side and self.model.marginals.weights[0] < math.inf
 
     def make_polytope(self, exact: bool, rough: bool = False) -> Polytope:
-        """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
+        """Those of the form, see `torchgw.solvers.conditional_gradient.TransportPlans`."""
         return FreeColumns(*self.masses) if self.has_free_side else TransportPlans(*self.masses, exact, rough)
 
     @property

@@ -2,8 +2,8 @@
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between equal masses vertices are permutations, and where both spaces have factors, their own or leading ones, so are
-all plans (`torchgw.solvers.permutations`): these lead to an end, from which the exact gradient goes on.
+Between many points that have factors, their own or leading ones, plans and vertices have few entries
+(`torchgw.solvers.factored_descent`): these lead to an end, from which the exact gradient goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple, TypeVar
@@ -23,25 +23,23 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform
-from torchgw.objective.exact import ExactGradient, dense
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import MOST_LEFT, MatchingGradient, SurrogateGradient
 from torchgw.objective.model import mean_cost
-from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
-from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
 from torchgw.solvers.factored_transport import has_vertex_solver, north_west_corner
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
-from torchgw.solvers.iterate import Loop, State
+from torchgw.solvers.iterate import Loop
 from torchgw.solvers.model_form import ModelForm, make_continuation_models
-from torchgw.solvers.permutations import PermutationState, descend_permutations
 from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import TransportError, equal_masses, solve_assignment
+from torchgw.solvers.transport_lp import TransportError, equal_masses
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import is_symmetric
@@ -60,7 +58,8 @@ CORRECTIONS = 10  # of leading factors at the ends that they lead to
 NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 FIRST = 1  # step, that says which of several plans leads lowest
 
-StateT = TypeVar("StateT", bound=State)
+PlanT = TypeVar("PlanT")
+CostT = TypeVar("CostT")
 
 
 def solve_unregularized(
@@ -103,20 +102,18 @@ def descend_unregularized(problem: StoredProblem, start: WarmStart) -> Solution:
     return _improve_by_exchanges(problem, descent, found)
 
 
-def take_first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
+def take_first_step(problem: StoredProblem, start: WarmStart) -> DescentState[Tensor, Tensor]:
     """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
-    dual = start.column_dual(problem.masses[1])
+    dual, loop = start.column_dual(problem.masses[1]), descent.make_loop()
     if problem.model.is_standard:
-        return frank_wolfe(
-            descent.first_gradient, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.make_loop()
-        )[0]
+        program = DenseProgram(descent.first_gradient, TransportPlans(p, q))
+        return conditional_gradient(program, make_feasible(plan, p, q), dual, loop)[0]
     form = descent.model_forms[0]
-    found, _ = frank_wolfe(
-        form, form.extend(plan), form.extend_duals(dual), form.make_polytope(False, True), descent.make_loop()
-    )
+    program = DenseProgram(form, form.make_polytope(False, True))
+    found, _ = conditional_gradient(program, form.extend(plan), form.extend_duals(dual), loop)
     return replace(found, plan=form.restrict(found.plan))
 
 
@@ -211,12 +208,12 @@ def _anneal(
 class _FactoredEnd(NamedTuple):
     """Where descents between factors ended.
 
-    descent : the plan, its cost and potentials.
+    state : the plan, its cost and potentials.
     status : why.
     is_exact : whether the cost is the exact one.
     """
 
-    descent: FactoredDescent
+    state: FactoredState
     status: Status
     is_exact: bool
 
@@ -256,8 +253,8 @@ class _Descent:
         return Loop(self.problem.watch, self.history, left, tol, least)
 
     def run_stage(
-        self, name: str, descent: partial[tuple[StateT, Status]], tol: float = TOLERANCE
-    ) -> tuple[StateT, Status]:
+        self, name: str, descent: Callable[[Loop], tuple[DescentState[PlanT, CostT], Status]], tol: float = TOLERANCE
+    ) -> tuple[DescentState[PlanT, CostT], Status]:
         """The result of a descent that is a stage of its own; where files had it, its entries too."""
         state, status, entries = self.problem.stage(name, lambda: (*descent(self.make_loop(tol)), self.history))
         self.history.go_on_from(entries.copy())
@@ -267,41 +264,28 @@ class _Descent:
         """Where they end from a plan (N, K), which is left only for a lower one if it is to be ``kept``, and from
         column potentials (K,) of its linear problem, which of models may be ``rough``. Exact costs that they end with
         are kept."""
-        problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
-        wide = problem.wide
-        assert wide is not None
-        if not problem.model.is_standard:
+        (p, q), before = self.problem.model.masses, len(self.history.iteration)
+        if not self.problem.model.is_standard:
             return self.solve_model(plan, dual, False, rough)
-        leading, first = isinstance(problem.quadratic, SurrogateGradient), self.first_gradient
-        matched = None
-        if equal_masses(*(mass.numpy() for mass in to_host(p, q))):
-            factored = first if isinstance(first, ExactGradient) else wide
-            matched = self._solve_by_permutations(factored, wide if leading else None, plan, dual, kept)
-        found: FrankWolfe | PermutationState | FactoredDescent
-        between, cost, exact = None, None, self.exact_gradient
-        if matched is not None:
-            found, status = matched
-            plan, dual = found.plan, found.dual + wide.b
-        else:
-            plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
-            between = self._solve_between_factors(first, plan, dual, kept)
-        if matched is not None and matched[0].whole:
-            cost = FactoredCost.from_matrix(matched[0].cost, wide.a, wide.b) if leading else None
-        elif between is not None and between.is_exact:
-            found, status = between.descent, between.status
-            plan, dual = found.plan.to_dense(), found.duals[1]
-            cost = found.cost if leading else None
-        else:
-            if between is not None:
-                plan, dual = between.descent.plan.to_dense(), between.descent.duals[1]
-            elif leading and matched is None:
-                led, _ = self.run_stage("led", partial(frank_wolfe, first, plan, dual, TransportPlans(p, q)))
-                plan, dual = led.plan, led.duals[0]
-            found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.make_loop())
-            plan, dual = found.plan, found.duals[0]
-            if isinstance(exact, MatchingGradient):
-                cost = FactoredCost.from_matrix(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
-        return self._make_solution(plan, found.value, status, before, dual, cost)
+        first, exact, polytope = self.first_gradient, self.exact_gradient, TransportPlans(p, q)
+        leading = isinstance(first, SurrogateGradient)
+        plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
+        between = self._solve_between_factors(first, plan, dual, kept)
+        if between is not None:
+            state, plan, dual = between.state, between.state.plan.to_dense(), between.state.dual
+            if between.is_exact:
+                cost = state.cost if leading else None
+                return self._make_solution(plan, state.value, between.status, before, dual, cost)
+        elif leading:
+            program = DenseProgram(first, polytope)
+            led, _ = self.run_stage("led", lambda loop: conditional_gradient(program, plan, dual, loop))
+            plan, dual = led.plan, led.dual
+        found, status = conditional_gradient(DenseProgram(exact, polytope), plan, dual, self.make_loop())
+        cost = None
+        if isinstance(exact, MatchingGradient):
+            a, b = exact.exact.a, exact.exact.b
+            cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
+        return self._make_solution(found.plan, found.value, status, before, found.dual, cost)
 
     @cached_property
     def model_forms(self) -> list[ModelForm]:
@@ -316,16 +300,17 @@ class _Descent:
         best, and the first one is not sought by ``rough`` potentials."""
         before, form = len(self.history.iteration), self.model_forms[-1]
         whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
-        among = form.make_polytope(exact, rough)
+        polytope = form.make_polytope(exact, rough)
         for number, each in enumerate(self.model_forms[-1 if at_once else 0 :]):
             tol = TOLERANCE if each is form else SURROGATE_TOLERANCE
-            descent = partial(frank_wolfe, each, whole, duals, among, offset=each.unavoidable_cost)
+            program, offset = DenseProgram(each, polytope), each.unavoidable_cost
+            descent = partial(conditional_gradient, program, whole, duals, offset=offset)
             found, status = self.run_stage(f"graded-{number}", descent, tol)
-            whole, duals = found.plan, found.duals[0]
+            whole, duals = found.plan, found.dual
         ended = form.restrict(whole)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
         return self._make_solution(
-            ended, found.value + form.unavoidable_cost, status, before, form.restrict_duals(found.duals[0])
+            ended, found.value + form.unavoidable_cost, status, before, form.restrict_duals(found.dual)
         )
 
     def _make_solution(
@@ -361,11 +346,11 @@ class _Descent:
         coupling = DenseCoupling(plan)
         cost = first(coupling, p)
         order = Order.of(cost)
-        duals = c_transform(cost, dual, q), dual
-        start = VertexStart(cost, duals, north_west_corner(order, plan.argmax(0), p, q))
+        duals, feasible = (c_transform(cost, dual, q), dual), north_west_corner(order, plan.argmax(0), p, q)
         tol = SURROGATE_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
+        program = FactoredProgram(first, order, p, q)
         try:
-            found, status = self.run_stage("led", partial(descend_between_factors, first, start, order, p, q), tol)
+            found, status = self.run_stage("led", partial(program.descend_from_vertex, cost, duals, feasible), tol)
         except TransportError as error:
             logger.info("%s; whole matrices go on", error)
             return None
@@ -382,30 +367,10 @@ class _Descent:
             if value >= lowest:
                 break
             lowest, best = value, found
-            arguments = first, found, order, p, q
-            found, status = self.run_stage(f"correct-{number}", partial(descend_between_factors, *arguments))
+            arguments = FactoredProgram(first, order, p, q), found.plan, found.dual
+            descent = partial(conditional_gradient, *arguments, basis=found.basis)
+            found, status = self.run_stage(f"correct-{number}", descent)
             moved = abs(found.plan.matrix - best.plan.matrix).sum()
             if moved <= NEGLIGIBLE * float(p.sum()):
                 return _FactoredEnd(found, status, True)
         return _FactoredEnd(best, status, False)
-
-    def _solve_by_permutations(
-        self, first: ExactGradient, exact: ExactGradient | None, plan: Tensor, dual: Tensor, kept: bool
-    ) -> tuple[PermutationState, Status] | None:
-        """From permutation to permutation, by a gradient between factors and then by the ``exact`` one where that is
-        another; None where spaces have none, or where the first permutation is above a plan to be ``kept``."""
-        matches = make_permutation_objective(first)
-        if matches is None:
-            return None
-        p, gradient = self.problem.masses[0], self.problem.quadratic
-        cost = gradient(DenseCoupling(plan), p)
-        stored = cost.to(torch.float64).rows(slice(None)).cpu().numpy()
-        best = solve_assignment(stored, dual.cpu().numpy(), out=stored)
-        match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
-        if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
-            return None
-        found, status = self.run_stage("permuted", partial(descend_permutations, matches, match, dual - first.b))
-        if exact is None:
-            return found, status
-        led = matches.with_distances(dense(exact.source), dense(exact.target))
-        return self.run_stage("matched", partial(descend_permutations, led, found.match, found.dual))

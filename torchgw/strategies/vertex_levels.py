@@ -22,9 +22,8 @@ from torch import Tensor
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.exact import ExactGradient
-from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
+from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, row_potentials
 from torchgw.solvers.factored_transport import MOST_MASSES, north_west_corner
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.pricing import Order, PricedCost, union
@@ -43,10 +42,9 @@ MOST_WITHIN = 2**23  # pairs of points of matched cells, the cheapest, that a fi
 class VertexLevel(NamedTuple):
     """A problem between points with factors, or cells of them.
 
-    x, y : the spaces, in float64, all of them on each rank.
+    x, y : the spaces, in float64.
     p, q : masses (n,), (k,), positive.
     cost, duals : of the linear problem to begin with, and potentials (n,), (k,) near its own.
-    ranks : that share passes over pairs.
     """
 
     x: DistanceProvider
@@ -55,39 +53,32 @@ class VertexLevel(NamedTuple):
     q: Tensor
     cost: FactoredCost
     duals: tuple[Tensor, Tensor]
-    ranks: Ranks = ALONE
 
     @property
     def uses_flows(self) -> bool:
         """Whether linear problems are flows."""
         return len(self.p) + len(self.q) > MOST_MASSES
 
-    def linearise_at_cells(
-        self, cells: VertexLevel, found: FactoredDescent, rows: Cells, columns: Cells
-    ) -> VertexLevel:
+    def linearise_at_cells(self, cells: VertexLevel, found: FactoredState, rows: Cells, columns: Cells) -> VertexLevel:
         """With the cost of a plan between cells of its points, and potentials that its own lead to."""
         core = require_factors(cells.x)[0].T @ found.plan.apply(require_factors(cells.y)[0], 1)
         cost, coarse = (
             ExactGradient(self.x, self.y, self.p, self.q).cost_from_factored_plan(core, self.p, self.q),
             found.cost,
         )
-        (fine, few), (f, g) = (_make_order(each, self.ranks) for each in (cost, coarse)), found.duals
-        row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
-        column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
+        (fine, few), g = map(Order.of, (cost, coarse)), found.dual
+        f = row_potentials(PricedCost.of(coarse, few), found.plan, g)
+        row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g)
+        column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f)
         return self._replace(cost=cost, duals=(row, column))
 
 
 def _transform_potentials(
-    cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor, ranks: Ranks
+    cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor
 ) -> Tensor:
     """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
     between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
-    return PricedCost.of(between, order, ranks=ranks).c_transform(row_dual, dual)[0]
-
-
-def _make_order(cost: FactoredCost, ranks: Ranks) -> Order:
-    """The first rank's, for others may round what it is found from otherwise."""
-    return ranks.run_on_first(partial(Order.of, cost))
+    return PricedCost.of(between, order).c_transform(row_dual, dual)[0]
 
 
 def require_factors(space: DistanceProvider) -> tuple[Tensor, Tensor]:
@@ -97,7 +88,7 @@ def require_factors(space: DistanceProvider) -> tuple[Tensor, Tensor]:
     return factors
 
 
-def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, Status, History]:
+def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredState, Status, History]:
     """Where they end, and why, see `torchgw.solvers.factored_descent`; O((N + K) r) memory.
 
     Raises
@@ -108,10 +99,10 @@ def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, 
     within = np.empty(0, dtype=np.int64)
     if level.uses_flows:
         (x, p, a, f, U, rows), (y, q, b, g, V, columns) = (
-            _make_cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U, level.ranks),
-            _make_cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V, level.ranks),
+            _make_cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U),
+            _make_cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V),
         )
-        cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g), level.ranks)
+        cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g))
         coarse = partial(descend_by_levels, cells, loop)
         found, status, history = loop.watch.stage("cells", coarse)  # of its own, as its loop is another
         loop = replace(loop, history=history)
@@ -119,28 +110,28 @@ def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, 
             level.linearise_at_cells(cells, found, rows, columns),
             expand_cell_pairs(found.plan, rows, columns),
         )
-    p, q, cost, duals, ranks = level[2:]
-    order = _make_order(cost, ranks)
-    _, nearest = PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], duals[0])
+    p, q, cost, duals = level[2:]
+    order = Order.of(cost)
+    _, nearest = PricedCost.of(cost.T, order.transpose).c_transform(duals[1], duals[0])
     if len(within) > MOST_WITHIN:
         reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    start = VertexStart(cost, duals, union(north_west_corner(order, nearest, p, q), within))
-    between = ExactGradient(level.x, level.y, p, q)
+    program = FactoredProgram(ExactGradient(level.x, level.y, p, q), order, p, q)
+    feasible = union(north_west_corner(order, nearest, p, q), within)
     loop = replace(loop, tol=FLOWS_TOLERANCE if level.uses_flows else TOLERANCE)
-    found, status = descend_between_factors(between, start, order, p, q, loop, ranks)
+    found, status = program.descend_from_vertex(cost, duals, feasible, loop)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
     return found, status, loop.history
 
 
 def _make_cells(
-    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor, ranks: Ranks
+    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor
 ) -> tuple[FactoredDistances, Tensor, Tensor, Tensor, Tensor, Cells]:
     """Cells of a space, with their masses, the means of a cost's term, of potentials and of a cost's factors, and which
     points are in which."""
     (F, signs), n = require_factors(space), len(mass)
     count = 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n)))
-    halves = ranks.run_on_first(partial(bisect, F, count))
+    halves = bisect(F, count)
     cells = halves.cells(len(halves.levels) - 1)
     means = cells.means(torch.cat((term[:, None], dual[:, None], side, F), 1), mass)
     ends = 2, 2 + side.shape[1]

@@ -5,13 +5,12 @@
 of many points between vertices of cells first, see `torchgw.strategies.vertex_levels`.
 
 Nothing of the size N K is stored, and the end is a plan of about N + K entries with its dual potentials, which bound
-the cost of every pair of points. Ranks that share a solve have the factors of all points here, and share the passes.
+the cost of every pair of points. Ranks that share a solve have the factors of all points here.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -55,7 +54,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     U, V = (asked.ranks.all_gather(side, len(mass)) for side, mass in ((end.cost.U, p), (end.cost.V, q)))
     cost = replace(end.cost, U=U, V=V)
     duals = cost.T.column_dual(end.f, p, end.epsilon), cost.column_dual(end.g, q, end.epsilon)
-    level = VertexLevel(x, y, p, q, cost, duals, asked.ranks)
+    level = VertexLevel(x, y, p, q, cost, duals)
     least = torch.finfo(torch.float64).eps * asked.unit
     loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
     try:
@@ -66,7 +65,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
     solved = time.perf_counter()
-    plan, dual = found.plan, found.duals[1]
+    plan, dual = found.plan, found.dual
     gradient, marginals = ExactGradient(x, y, p, q), (plan.marginal(1), plan.marginal(0))
     read = PlanStatistics(
         quadratic=Objective(max(found.value, 0.0), True, 0.0),
@@ -78,8 +77,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         penalty=0.0,
     )
     values, certificate = certify(read, dual, (x, y), asked.model, asked.unit, asked.generator)
-    if found.gap < math.inf:
-        certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
+    certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
     ended = replace(
         solution,
         coupling=plan,
