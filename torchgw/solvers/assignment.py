@@ -115,7 +115,7 @@ class AssignmentProblem(StoredPlans):
     Y: Tensor
     cross: Cross
     constant: float
-    always_priced = True
+    ignores_pricing = True
 
     @classmethod
     def of(cls, X: Tensor, Y: Tensor, symmetric: bool) -> AssignmentProblem:
@@ -158,8 +158,8 @@ class AssignmentProblem(StoredPlans):
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         return self.cross.of_permutation(vertex.column.numpy()).mul_(-2.0).sub_(cost)
 
-    def expected(self, cost: Tensor, plan: Tensor | SparseCoupling) -> float:
-        return self.constant + super().expected(cost, plan)
+    def inner(self, cost: Tensor, plan: Tensor | SparseCoupling) -> float:
+        return self.constant + super().inner(cost, plan)
 
     def vertex(self, state: DescentState[Tensor, Tensor], priced: bool) -> VertexResult:
         cost, dual = state.cost.numpy(), state.dual.numpy()

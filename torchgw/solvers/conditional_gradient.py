@@ -91,8 +91,8 @@ class QuadraticProgram(Protocol[PlanT, CostT]):
     """A quadratic objective <C(T), T> over a polytope of plans, and how both are stored."""
 
     @property
-    def always_priced(self) -> bool:
-        """Whether no vertex is better than the first that is found."""
+    def ignores_pricing(self) -> bool:
+        """Whether a vertex is the same, priced or not."""
 
     def linearise(self, plan: PlanT) -> CostT:
         """C(T)."""
@@ -100,7 +100,7 @@ class QuadraticProgram(Protocol[PlanT, CostT]):
     def change(self, vertex: SparseCoupling, plan: PlanT, cost: CostT) -> CostT:
         """C(S) - C(T), up to terms that are the same for all plans, from T and C(T)."""
 
-    def expected(self, cost: CostT, plan: PlanT | SparseCoupling) -> float:
+    def inner(self, cost: CostT, plan: PlanT | SparseCoupling) -> float:
         """<C, T>."""
 
     def vertex(self, state: DescentState[PlanT, CostT], priced: bool) -> VertexResult:
@@ -148,7 +148,7 @@ def conditional_gradient(
         return replace(state, dual=dual, gap=min(state.gap, float(gap)))
 
     def make_state(plan: PlanT, cost: CostT, dual: Tensor, **more: Any) -> DescentState[PlanT, CostT]:
-        value = program.expected(cost, plan)
+        value = program.inner(cost, plan)
         state = DescentState(plan=plan, cost=cost, dual=dual, value=value, **more)
         return update_bound(state) if bound_ends else state
 
@@ -158,15 +158,15 @@ def conditional_gradient(
         before = replace(state, n_iter=n_iter)
         if abs(value) <= loop.least or (bound_ends and state.gap <= small):
             return before, check, Status.STATIONARY
-        priced = state.stalled or program.always_priced
+        priced = state.stalled or program.ignores_pricing
         try:
             vertex, dual, basis, known = program.vertex(state, priced)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return before, check, Status.TRANSPORT
         change = program.change(vertex, state.plan, cost)
-        slope = program.expected(cost, vertex) - value
-        curvature = program.expected(change, vertex) - program.expected(change, state.plan)
+        slope = program.inner(cost, vertex) - value
+        curvature = program.inner(change, vertex) - program.inner(change, state.plan)
         length, fall = lowest_on_segment(slope, curvature)
         stalled, after = fall <= progress * abs(value), replace(before, dual=dual, basis=basis)
         if fall > 0:
@@ -224,7 +224,7 @@ class Polytope(Protocol):
 class StoredPlans:
     """Plans and costs (N, K) that are stored."""
 
-    def expected(self, cost: Tensor, plan: Tensor | SparseCoupling) -> float:
+    def inner(self, cost: Tensor, plan: Tensor | SparseCoupling) -> float:
         if isinstance(plan, SparseCoupling):
             return float(plan.mass @ cost[plan.row, plan.column])
         return float(torch.dot(cost.reshape(-1), plan.reshape(-1)))
@@ -246,7 +246,7 @@ class DenseProgram(StoredPlans):
 
     def __init__(self, gradient: Gradient, plans: Polytope) -> None:
         self.gradient, self.plans = gradient, plans
-        self.always_priced = plans.exact
+        self.ignores_pricing = plans.exact
 
     def linearise(self, plan: Tensor | SparseCoupling) -> Tensor:
         coupling = plan if isinstance(plan, SparseCoupling) else DenseCoupling(plan)

@@ -41,7 +41,7 @@ class FactoredProgram:
 
     def __init__(self, gradient: Gradient, order: Order, p: Tensor, q: Tensor) -> None:
         self.gradient, self.order, self.p, self.q = gradient, order, p, q
-        self.always_priced = uses_flows(len(p), len(q))  # flows take seconds, rounds of them minutes
+        self.ignores_pricing = uses_flows(len(p), len(q))  # flows take seconds, rounds of them minutes
         self._ordered: PricedCost | None = None  # has the part that is the same for every plan, in tile order
 
     def descend_from_vertex(
@@ -72,7 +72,7 @@ class FactoredProgram:
         apart = SparseCoupling.of((vertex.matrix - plan.matrix).tocsr(), plan.device)
         return replace(self.linearise(apart), extra=None)
 
-    def expected(self, cost: FactoredCost, plan: SparseCoupling) -> float:
+    def inner(self, cost: FactoredCost, plan: SparseCoupling) -> float:
         i, j = plan.row, plan.column
         costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
         return float(plan.mass @ (costs if cost.extra is None else costs.add_(cost.extra[i, j])))
@@ -85,13 +85,13 @@ class FactoredProgram:
             entries = union(entries, basis[basis >= 0])
         entries = union(entries, ordered.cheapest_entries(row, state.dual))
         found = factored_transport(ordered, self.p, self.q, state.dual, entries, basis)
-        if priced and not self.always_priced:
+        if priced and not self.ignores_pricing:
             found = price_out(ordered, self.p, self.q, found)
         return _make_result(found, self.p.device)
 
     def bound(self, state: FactoredState) -> tuple[Tensor, Tensor]:
         row, dual = row_potentials(self._order_cost(state.cost), state.plan, state.dual), state.dual
-        if self.always_priced:  # a flow's potentials are those of its own entries
+        if self.ignores_pricing:  # a flow's potentials are those of its own entries
             dual = PricedCost.of(state.cost.T, self.order.transpose).c_transform(dual, row)[0]
         return dual_bound(row, dual, self.p, self.q), dual
 

@@ -35,7 +35,7 @@ HOST = torch.device("cpu")
 class SparseProgram:
     """The objective over the plans of its marginals, on the host; its costs are W, SciPy CSR arrays (N, K)."""
 
-    always_priced = True
+    ignores_pricing = True
 
     def __init__(self, objective: SparseObjective) -> None:
         self.objective, self.p, self.q = objective, objective.p, objective.q
@@ -47,7 +47,7 @@ class SparseProgram:
     def change(self, vertex: SparseCoupling, plan: SparseCoupling, cost: Any) -> Any:
         return self.objective.cross(vertex.matrix - plan.matrix)
 
-    def expected(self, cost: Any, plan: SparseCoupling) -> float:
+    def inner(self, cost: Any, plan: SparseCoupling) -> float:
         return self.objective.value(cost, plan.matrix)
 
     def vertex(self, state: DescentState[SparseCoupling, Any], priced: bool) -> VertexResult:
