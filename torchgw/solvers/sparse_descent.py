@@ -67,7 +67,8 @@ class SparseProgram:
         self, state: DescentState[SparseCoupling, Any], vertex: SparseCoupling, change: Any, length: float
     ) -> tuple[SparseCoupling, Any]:
         if length < 1:
-            mixed = (state.plan.matrix * (1 - length) + vertex.matrix * length).tocsr()
+            T = state.plan.matrix  # in this form, entries that both have stay as they are, and ties stay ties
+            mixed = (T + length * (vertex.matrix - T)).tocsr()
             mixed = select_entries(mixed, mixed.data > NEGLIGIBLE * self.p[entry_rows(mixed)])
             vertex = SparseCoupling.of(complete_marginals(mixed, self.p, self.q), HOST)
         return vertex, self.linearise(vertex)
