@@ -44,7 +44,6 @@ from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.matching import MatchingGradient
-from torchgw.objective.permuted import FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.assignment import Cross
@@ -112,8 +111,6 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (MatchingGradient, "__call__", _of_exact),
     (MatchingGradient, "change", _of_exact),
     (MatchingGradient, "cross", _of_exact),
-    (FactoredPermutations, "cost_of", _of_terms),
-    (FactoredPermutations, "update_cost", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),

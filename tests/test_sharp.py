@@ -18,23 +18,21 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap, monotone_coupling
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.permuted import FactoredPermutations, make_permutation_objective
 from torchgw.persist.watch import Watch
-from torchgw.solvers import frank_wolfe as solver
+from torchgw.solvers import conditional_gradient as solver
 from torchgw.solvers import transport_lp
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.permutations import descend_permutations
 from torchgw.solvers.transport_lp import TransportError, Vertex, estimate_duals, transport
-from torchgw.spaces import EuclideanDistances, PrecomputedDistances
+from torchgw.spaces import PrecomputedDistances
 
 
 def descended(
     DX: np.ndarray, DY: np.ndarray, T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, history: History
-) -> tuple[FrankWolfe, Status]:
+) -> tuple[DescentState[torch.Tensor, torch.Tensor], Status]:
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), p, q)
     loop = Loop(Watch(), history, 100, 1e-6, 1e-15)
-    return frank_wolfe(gradient, T, torch.zeros_like(q), TransportPlans(p, q), loop)
+    return conditional_gradient(DenseProgram(gradient, TransportPlans(p, q)), T, torch.zeros_like(q), loop)
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
@@ -230,14 +228,14 @@ def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatc
     p, q = (torch.from_numpy(random_masses(n, rng)) for n in (12, 15))
     solve = solver.TransportPlans.vertex
 
-    def without_duals(plans: object, C: torch.Tensor, duals: object, priced: bool, basis: None) -> object:
-        """Of exact problems the plan alone, so that their duals are looser than those before."""
-        found = solve(plans, C, duals, True, basis)
-        return (found[0], 0 * q, found[2]) if priced else found
+    def without_dual(plans: object, C: torch.Tensor, dual: object, priced: bool, basis: None) -> object:
+        """Of exact problems the plan alone, so that their potentials say little."""
+        found = solve(plans, C, dual, True, basis)
+        return found._replace(dual=0 * q) if priced else found
 
-    monkeypatch.setattr(solver.TransportPlans, "vertex", without_duals)
+    monkeypatch.setattr(solver.TransportPlans, "vertex", without_dual)
     found, _ = descended(DX, DY, torch.from_numpy(random_plan(p.numpy(), q.numpy(), rng)), p, q, History())
-    bound, _ = consistent_bound(found.cost, p, q, found.duals[0])
+    bound, _ = consistent_bound(found.cost, p, q, found.dual)
     assert float(frank_wolfe_gap(found.value, bound)) == pytest.approx(found.gap, abs=1e-9)
 
 
@@ -346,59 +344,6 @@ def _small() -> object:
     from torchgw import GWOptions
 
     return GWOptions(max_memory=8 * 250**2)
-
-
-def permuted(n: int) -> tuple[FactoredPermutations, torch.Tensor, torch.Tensor]:
-    """Permutations between n noisy points by their squared distances, and these."""
-    p, draws = torch.full((n,), 1 / n, dtype=torch.float64), torch.Generator().manual_seed(4)
-    X = torch.randn(n, 3, dtype=torch.float64, generator=draws)
-    Y = X[torch.randperm(n, generator=draws)] + 0.01 * torch.randn(n, 3, dtype=torch.float64, generator=draws)
-    spaces = [EuclideanDistances(points / 8, squared=True) for points in (X, Y)]
-    found = make_permutation_objective(ExactGradient(spaces[0], spaces[1], p, p))
-    assert found is not None
-    return found, *(space.rows(torch.arange(n)) for space in spaces)
-
-
-def test_the_cost_of_permutations_and_its_changes_are_those_of_their_plans() -> None:
-    found, D, E = permuted(90)
-    one = torch.randperm(90, generator=torch.Generator().manual_seed(1))
-    few, all_others = one.clone(), one.flip(0)
-    few[:7] = one[:7].roll(1)
-    cost = found.cost_of(one)
-    for old, new in ((None, one), (one, few), (few, all_others)):
-        cost = cost if old is None else found.update_cost(cost, old, new)
-        torch.testing.assert_close(cost, -2 / 90 * D @ E[new], rtol=0, atol=1e-10)
-
-
-def test_permutations_end_where_none_is_better_to_first_order() -> None:
-    found, D, E = permuted(120)
-    dual, history = torch.zeros(120, dtype=torch.float64), History()
-    start = torch.randperm(120, generator=torch.Generator().manual_seed(2))
-    end, status = descend_permutations(found, start, dual, Loop(Watch(), history, 100, 1e-9))
-    assert status is Status.STATIONARY
-    assert end.whole
-    assert history.cost == sorted(history.cost, reverse=True)
-    assert len(history.cost) > 2
-    cost = -2 / 120 * D @ E[end.match]
-    best = cost.numpy()[linear_sum_assignment(cost.numpy())].mean()
-    assert float((cost * end.plan).sum()) == pytest.approx(best, rel=1e-9)
-    assert end.value == pytest.approx(found.constant + best, rel=1e-9)
-    tight, prices = consistent_bound(cost, *(end.plan.sum(axis) for axis in (1, 0)), end.dual)
-    assert float(tight) == pytest.approx(best, rel=1e-9)
-    assert float((prices - end.dual).abs().max()) < 1e-9
-
-
-def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
-    n = 40
-    p, draws = torch.full((n,), 1 / n, dtype=torch.float64), torch.Generator().manual_seed(3)
-    F = torch.randn(n, 4, dtype=torch.float64, generator=draws)
-    signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
-    convex = FactoredPermutations((F, signs), (F, -signs), p, p)
-    start, dual = torch.arange(n), torch.zeros(n, dtype=torch.float64)
-    end, status = descend_permutations(convex, start, dual, Loop(Watch(), History(), 100, 1e-9, -1e9))
-    assert status is Status.SETTLED
-    assert not end.whole
-    torch.testing.assert_close(end.cost, convex.cost_of(end.match), rtol=0, atol=1e-12)
 
 
 def test_the_hardest_of_two_hundred_problems_ends_in_the_best_permutation() -> None:

@@ -32,7 +32,8 @@ from torchgw.search import graph_matching
 from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.search.signatures import compute_signatures, find_nearest
 from torchgw.search.sparse_basins import HopDistances
-from torchgw.solvers.sparse_descent import complete_marginals, dual_bound, find_best_permutation, find_best_plan
+from torchgw.solvers.sparse_descent import complete_marginals
+from torchgw.solvers.sparse_transport import dual_bound, find_best_permutation, find_best_plan
 from torchgw.types import Coupling
 
 SPARSE = GWOptions(strategy="sparse")
@@ -316,7 +317,7 @@ def test_it_is_no_worse_than_the_dense_solve_of_the_same_graphs() -> None:
 
 @pytest.mark.parametrize("kind", ["grid", "tree"])
 def test_where_signatures_say_little_other_views_and_means_of_ends_lead_lower(kind: str) -> None:
-    made = {"grid": nx.grid_2d_graph(15, 12), "tree": nx.random_labeled_tree(200, seed=7)}[kind]
+    made = {"grid": nx.grid_2d_graph(15, 12), "tree": nx.random_labeled_tree(200, seed=4)}[kind]
     A = nx.to_numpy_array(made)
     X, Y = (sparse.csr_array(side) for side in (A, shuffled(A, 0.1, 3)[0]))
     result = quietly(gw_align, X, Y, distances="adjacency", epsilon="auto", options=SPARSE, random_state=0)

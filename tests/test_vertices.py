@@ -25,9 +25,9 @@ from torchgw.request import limits
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers import factored_transport as solver
 from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
-from torchgw.solvers.factored_descent import VertexStart, descend_between_factors
+from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.factored_descent import FactoredProgram
 from torchgw.solvers.factored_transport import factored_transport, north_west_corner, price_out
-from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.minimum_cost_flow import _to_integers as integers
 from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
@@ -193,10 +193,12 @@ def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: st
     plan = torch.outer(p, q) * torch.from_numpy(rng.uniform(0.5, 1.5, size=(90, 110)))
     cost, dual = gradient(DenseCoupling(plan), p), torch.zeros(110, dtype=torch.float64)
     order = Order.of(cost)
-    start = VertexStart(cost, (c_transform(cost, dual, q), dual), north_west_corner(order, plan.argmax(0), p, q))
-    end, _ = descend_between_factors(gradient, start, order, p, q, Loop(Watch(), History(), 100, 1e-6, 1e-15))
+    start = cost, (c_transform(cost, dual, q), dual), north_west_corner(order, plan.argmax(0), p, q)
+    factored = FactoredProgram(gradient, order, p, q)
+    end, _ = factored.descend_from_vertex(*start, Loop(Watch(), History(), 100, 1e-6, 1e-15))
     loop = Loop(Watch(), History(), 100, 1e-6, 1e-15)
-    other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, TransportPlans(p, q), loop)
+    stored = DenseProgram(gradient, TransportPlans(p, q))
+    other, _ = conditional_gradient(stored, end.plan.to_dense(), dual, loop)
     assert end.value == pytest.approx(other.value, rel=1e-5)
     assert end.gap <= 1e-6 * end.value
     assert len(end.plan.mass) < 3 * (90 + 110)
@@ -326,7 +328,7 @@ def test_what_streamed_is_kept_where_no_vertex_is_found(monkeypatch: pytest.Monk
     def fails(*_: object) -> None:
         raise TransportError("no")
 
-    monkeypatch.setattr(vertex_levels, "descend_between_factors", fails)
+    monkeypatch.setattr(FactoredProgram, "descend_from_vertex", fails)
     result = quietly(gw_align, *SPIRALS, distances="landmark", epsilon=0, options=STREAMING, random_state=0)
     assert result.status.name == "TRANSPORT"
     assert result.marginal_error < 1e-6
@@ -460,11 +462,12 @@ def test_vertices_between_cells_lead_to_those_of_all_points(n: int, k: int, monk
     whole = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)
     asked = []
 
-    def followed(*arguments: Any) -> Any:
-        asked.append(len(arguments[3]) + len(arguments[4]))
-        return descend_between_factors(*arguments)
+    def followed(program: FactoredProgram, *arguments: Any) -> Any:
+        asked.append(len(program.p) + len(program.q))
+        return descend(program, *arguments)
 
-    monkeypatch.setattr(vertex_levels, "descend_between_factors", followed)
+    descend = FactoredProgram.descend_from_vertex
+    monkeypatch.setattr(FactoredProgram, "descend_from_vertex", followed)
     for module in (solver, vertex_levels):
         monkeypatch.setattr(module, "MOST_MASSES", 300)
     found = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)

@@ -40,7 +40,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift, lift_to_points
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem
 from torchgw.spaces import PrecomputedDistances
@@ -134,12 +134,13 @@ class CellPair:
         sums = add_by_label(rows.new_zeros(len(rows), self.y.count), self.y.label, rows, 1)
         return sums.div_(sums.sum()), self.y.means(dual[:, None], q)[:, 0]
 
-    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
+    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> DescentState[Tensor, Tensor]:
         """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
         p, q = plan.sum(1), plan.sum(0)
         x, y = (side.stored_space.to(p.device, torch.float64) for side in (self.x, self.y))
         loop = Loop(watch, History(), steps, ROUGH)
-        return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, TransportPlans(p, q), loop)[0]
+        program = DenseProgram(ExactGradient(x, y, p, q), TransportPlans(p, q))
+        return conditional_gradient(program, plan, dual, loop)[0]
 
 
 def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:

@@ -34,7 +34,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
+from torchgw.solvers.conditional_gradient import FreeColumns, Polytope, TransportPlans
 from torchgw.types import Coupling
 
 APART = 2.0  # times the largest cost: what both further points cost each other
@@ -91,7 +91,7 @@ class ModelForm:
         return self.model.marginals.weights[0] < math.inf
 
     def make_polytope(self, exact: bool, rough: bool = False) -> Polytope:
-        """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
+        """Those of the form, see `torchgw.solvers.conditional_gradient.TransportPlans`."""
         return FreeColumns(*self.masses) if self.has_free_side else TransportPlans(*self.masses, exact, rough)
 
     @cached_property

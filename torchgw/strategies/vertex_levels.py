@@ -24,7 +24,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
+from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, row_potentials
 from torchgw.solvers.factored_transport import MOST_MASSES, north_west_corner
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.pricing import Order, PricedCost, union
@@ -46,7 +46,7 @@ def descend_by_levels(
     cost: FactoredCost,
     duals: tuple[Tensor, Tensor],
     loop: Loop,
-) -> tuple[FactoredDescent, Status, History]:
+) -> tuple[FactoredState, Status, History]:
     """Where they end, and why, see `torchgw.solvers.factored_descent`; O((N + K) r) memory.
 
     Parameters
@@ -74,7 +74,8 @@ def descend_by_levels(
         loop = replace(loop, history=history)
         core = x.features.T @ found.plan.apply(y.features, 1)
         cost, within = gradient.cost_from_factored_plan(core, p, q), expand_cell_pairs(found.plan, x, y)
-        (f, g), fine, few = found.duals, Order.of(cost), Order.of(found.cost)
+        g, fine, few = found.dual, Order.of(cost), Order.of(found.cost)
+        f = row_potentials(PricedCost.of(found.cost, few), found.plan, g)
         row = _transform_potentials(cost, found.cost, Order(fine.rows, few.columns), f[x.label], g)
         column = _transform_potentials(cost.T, found.cost.T, Order(fine.columns, few.rows), g[y.label], f)
         duals = row, column
@@ -83,9 +84,9 @@ def descend_by_levels(
     if len(within) > MOST_WITHIN:
         reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    start = VertexStart(cost, duals, union(north_west_corner(order, nearest, p, q), within))
+    feasible = union(north_west_corner(order, nearest, p, q), within)
     loop = replace(loop, tol=FLOWS_TOLERANCE if many else TOLERANCE)
-    found, status = descend_between_factors(gradient, start, order, p, q, loop)
+    found, status = FactoredProgram(gradient, order, p, q).descend_from_vertex(cost, duals, feasible, loop)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
     return found, status, loop.history
 

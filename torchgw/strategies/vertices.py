@@ -11,7 +11,6 @@ the cost of every pair of points.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -63,7 +62,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
     solved = time.perf_counter()
-    plan, dual = found.plan, found.duals[1]
+    plan, dual = found.plan, found.dual
     gradient, marginals = ExactGradient(x, y, p, q), (plan.marginal(1), plan.marginal(0))
     read = PlanStatistics(
         quadratic=Objective(max(found.value, 0.0), True, 0.0),
@@ -75,8 +74,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         penalty=0.0,
     )
     values, certificate = certify(read, dual, (x, y), asked.model, asked.unit, asked.generator)
-    if found.gap < math.inf:
-        certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
+    certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
     ended = replace(
         solution,
         coupling=plan,
