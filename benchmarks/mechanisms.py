@@ -56,20 +56,19 @@ from torchgw.solvers import (
     branch_and_bound,
     chains,
     factored_descent,
-    factored_transport,
     finish,
     fixed_point,
     frank_wolfe,
     hessian,
     inner,
     iterate,
+    linear_oracle,
     low_rank,
     minimum_cost_flow,
     model_form,
     newton,
     one_to_one,
     permutations,
-    pricing,
     problem,
     proximal,
     sampled,
@@ -77,7 +76,7 @@ from torchgw.solvers import (
     solution,
     sparse_descent,
     third_bound,
-    transport_lp,
+    transport_costs,
     warm_start,
 )
 from torchgw.spaces import quantisation
@@ -227,7 +226,7 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 _improve, _start_sharply, _solve_transport = (
     crossing.improve_by_offspring,
     full_starts.make_unregularized_starts,
-    transport_lp.transport,
+    linear_oracle.solve_transport,
 )
 
 
@@ -285,12 +284,8 @@ def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: A
     return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
-def _priced(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _solve_transport(C, p, q, duals, True, basis)
-
-
-def _anew(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _solve_transport(C, p, q, duals, priced)
+def _priced(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 0) -> Any:
+    return _solve_transport(cost, p, q, dual, entries)
 
 
 def _of_product(asked: Any) -> torch.Tensor:
@@ -685,7 +680,7 @@ MECHANISMS = (
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, factored_transport, sharp._Descent._solve_between_factors),
+        (factored_descent, sharp._Descent._solve_between_factors),
         (none(sharp._Descent._solve_between_factors),),
         GRADIENT,
         True,
@@ -705,35 +700,27 @@ MECHANISMS = (
         (),
         (
             Switch(
-                transport_lp.transport,
+                linear_oracle.solve_transport,
                 _priced,
-                lambda given, named, result: result.basis is not None and len(given) > 4 and not given[4],
+                lambda given, named, result: named.get("rounds") == 1 and not linear_oracle.equal_masses(*given[1:3]),
             ),
         ),
         ORACLE,
         True,
     ),
     Mechanism(
-        "warm-basis",
-        "Linear programs go on from the basis of the vertex before.",
-        (transport_lp._make_basis,),
-        (Switch(transport_lp.transport, _anew, lambda given, named, result: len(given) > 5 and given[5] is not None),),
-        ORACLE,
-        True,
-    ),
-    Mechanism(
         "blurred-duals",
         "Potentials of a plan with a little entropy begin the first linear program of a model.",
-        (transport_lp.estimate_duals,),
-        (Switch((frank_wolfe, "estimate_duals"), same(3)),),
+        (transport_costs.DenseCost.estimate_dual,),
+        (Switch(transport_costs.DenseCost.estimate_dual, lambda cost, p, q: 0 * q),),
         ORACLE,
         True,
     ),
     Mechanism(
         "assignments",
         "Linear programs between equal masses are assignments.",
-        (transport_lp.solve_assignment,),
-        (never((transport_lp, "equal_masses")),),
+        (linear_oracle.solve_assignment,),
+        (never((linear_oracle, "equal_masses")),),
         ORACLE,
         True,
     ),
@@ -749,7 +736,7 @@ MECHANISMS = (
         "flows",
         "Linear programs of many points are flows of minimum cost.",
         (minimum_cost_flow,),
-        (never(factored_transport.uses_flows),),
+        (never(linear_oracle.uses_flows),),
         ORACLE,
         True,
         "vertices",
@@ -924,7 +911,7 @@ CORE = (
         (fixed_point, inner, iterate, finish, smooth, warm_start),
     ),
     Core("conditional gradients", "Every end without entropy is this loop.", (frank_wolfe, sharp)),
-    Core("linear transport", "Every step without entropy solves one of these.", (transport_lp, pricing)),
+    Core("linear transport", "Every step without entropy solves one of these.", (linear_oracle, transport_costs)),
     Core("objectives of models", "Marginal models without entropy have no other polytope.", (model_form,)),
     Core("landmark search", "The search between landmarks is the first level of all others.", (anneal, basins)),
     Core(

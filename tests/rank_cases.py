@@ -43,7 +43,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed import processes
 from torchgw.distributed.align import DEFAULTS, align_by_ranks
 from torchgw.distributed.groups import open_ranks
-from torchgw.solvers import factored_transport
+from torchgw.solvers import linear_oracle
 from torchgw.spaces.graph import build_graph
 from torchgw.spaces.prepare import InputSpace
 from torchgw.spaces.shared_graph import graphs_of_shares
@@ -149,10 +149,7 @@ LEVELS: dict[str, Any] = problems(600, 700)["sharp"]
 
 def with_levels(solve: Callable[..., GWResult], **given: Any) -> GWResult:
     """A solve without entropy between so few points as if they were many: cells first, and flows."""
-    with (
-        mock.patch.object(factored_transport, "MOST_MASSES", 300),
-        mock.patch.object(vertex_levels, "MOST_MASSES", 300),
-    ):
+    with mock.patch.object(linear_oracle, "MOST_MASSES", 300), mock.patch.object(vertex_levels, "MOST_MASSES", 300):
         return solve(**given)
 
 

@@ -24,7 +24,7 @@ from torchgw.marginals import Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import leading
 from torchgw.search import crossing
 from torchgw.search.full_starts import PRODUCT
-from torchgw.solvers import factored_transport
+from torchgw.solvers import linear_oracle
 from torchgw.strategies import sharp
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # solves without a mechanism may well warn
@@ -125,7 +125,7 @@ LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "graded-models", "landmarks-farthest"}
 SLOW |= {"landmarks-random", "landmarks-spread", "second-lead", "start-all-distributions", "start-one-pair"}
-SLOW |= {"start-random-all", "view-cost", "warm-basis"}
+SLOW |= {"start-random-all", "view-cost"}
 
 
 @cache
@@ -201,7 +201,7 @@ def test_a_solve_ends_without_a_mechanism_fast(name, case):
 @pytest.mark.parametrize(
     ("limits", "names"),
     [
-        ({(factored_transport, "MOST_MASSES"): 100}, {"flows"}),
+        ({(linear_oracle, "MOST_MASSES"): 100}, {"flows"}),
         ({(sharp, "FACTORED_PAIRS"): 100}, {"between-factors"}),
         ({(leading, "DENSE_WORK"): {"cpu": 0.0}}, {"leading-gradient", "corrections"}),
         ({}, {"newton"}),

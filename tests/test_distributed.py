@@ -16,7 +16,7 @@ import torch
 
 from tests.rank_cases import DAILY, HOME, LEVELS, alone, problems, run_ranks, with_levels
 from torchgw import GWResult, curvature, distributed, gw_align, resume
-from torchgw.solvers import factored_transport
+from torchgw.solvers import minimum_cost_flow
 from torchgw.strategies import sharp
 
 torch_distributed = pytest.importorskip("torch.distributed")
@@ -56,7 +56,7 @@ def test_ranks_solve_every_model_as_one_process_does(case: str, tmp_path: Path) 
         agree(found, by_one(name))
 
 
-@pytest.mark.skipif(not factored_transport.has_ortools(), reason="OR-tools is not installed")
+@pytest.mark.skipif(not minimum_cost_flow.has_ortools(), reason="OR-tools is not installed")
 def test_many_points_without_entropy_are_levels_of_flows(tmp_path: Path) -> None:
     known = with_levels(alone, given=LEVELS)
     for found in run_ranks("levels", 2, tmp_path):

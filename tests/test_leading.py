@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,9 +18,15 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.leading import MatchingGradient, SurrogateGradient, compute_surrogate_factors, stored_cost
 from torchgw.objective.value import exact_objective
 from torchgw.solvers import problem
-from torchgw.solvers.transport_lp import transport
+from torchgw.solvers.linear_oracle import solve_transport
+from torchgw.solvers.transport_costs import DenseCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.strategies import sharp
+
+
+def best_plan(C: np.ndarray, p: torch.Tensor, q: torch.Tensor) -> Any:
+    masses = p.numpy(), q.numpy()
+    return solve_transport(DenseCost(C, *masses), *masses, np.zeros(len(q))).plan
 
 
 def cloud(n: int, d: int, seed: int = 0) -> torch.Tensor:
@@ -165,9 +173,7 @@ def test_a_gradient_corrected_at_a_plan_of_few_entries_is_exact_there() -> None:
     p, q = torch.full((140,), 1 / 140, dtype=torch.float64), torch.full((110,), 1 / 110, dtype=torch.float64)
     exact = ExactGradient(PrecomputedDistances.stored_matrix(D, 1.0), PrecomputedDistances.stored_matrix(E, 1.0), p, q)
     led = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
-    plan = SparseCoupling.of(
-        transport((D[:, :110] - E[:1]).numpy(), p.numpy(), q.numpy(), [np.zeros(110)]).plan, p.device
-    )
+    plan = SparseCoupling.of(best_plan((D[:, :110] - E[:1]).numpy(), p, q), p.device)
     expected, found = (
         exact(plan, p).rows(slice(None)),
         led.with_correction_at_sparse(plan, p)(plan, p).rows(slice(None)),
@@ -185,10 +191,10 @@ def test_a_correction_at_another_plan_counts_the_rows_in_which_it_differs(shape:
     led = SurrogateGradient(exact, p, q, torch.Generator().manual_seed(0), 0.1)
     rng = np.random.default_rng(4)
     C = rng.normal(size=shape)
-    first = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
+    first = best_plan(C, p, q)
     C[:1] += 0.3 * rng.normal(size=(1, shape[1]))
-    near = transport(C, p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
-    far = transport(rng.normal(size=shape), p.numpy(), q.numpy(), [np.zeros(shape[1])]).plan
+    near = best_plan(C, p, q)
+    far = best_plan(rng.normal(size=shape), p, q)
     one = SparseCoupling.of(first, p.device)
     for other, few in ((near, True), (first.copy(), True), (far, False)):
         two = SparseCoupling.of(other, p.device)
@@ -230,7 +236,7 @@ def test_a_vertex_between_unequal_masses_has_few_entries_and_the_exact_change() 
     p, q = (torch.from_numpy(random_masses(n, rng)) for n in (300, 320))
     x, y = (PrecomputedDistances.stored_matrix(cloud(n, 4, n), 1.0) for n in (300, 320))
     exact, whole, product = ExactGradient(x, y, p, q), slice(0, 300), p[:, None] * q
-    found = transport(rng.normal(size=(300, 320)), p.numpy(), q.numpy(), [np.zeros(320)]).plan
+    found = best_plan(rng.normal(size=(300, 320)), p, q)
     vertex, cost = SparseCoupling.of(found, p.device), exact(DenseCoupling(product), p).rows(whole)
     assert len(vertex.mass) < 2 * 620
     torch.testing.assert_close(vertex.marginal(1), p, rtol=0, atol=1e-16)

@@ -81,7 +81,7 @@ from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.solvers.factored_transport import has_vertex_solver
+from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.spaces.quantisation import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage

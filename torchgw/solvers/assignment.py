@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from torchgw.objective.exact import directed_product, matrix_product
-from torchgw.solvers.transport_lp import solve_assignment
+from torchgw.solvers.linear_oracle import solve_assignment
 from torchgw.types import Array
 
 STEPS = 60

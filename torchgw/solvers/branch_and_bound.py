@@ -41,7 +41,9 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.objective.bounds import c_transform, dual_bound, monotone_coupling
 from torchgw.objective.exact import dense, mean_squares
-from torchgw.solvers.transport_lp import TransportError, equal_masses, transport
+from torchgw.solvers.linear_oracle import Vertex, equal_masses, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import DenseCost
 from torchgw.types import Array, DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -249,14 +251,20 @@ class _BoundSearch:
         lower = max(above, constant + self._bound(cost, dual))
         if lower < (1 - gap) * self.value:
             try:
-                vertex = transport(cost, cross.p, cross.q, [dual])
+                vertex = self._solve(cost, dual)
             except TransportError:
                 return _Box(lower, number, low, high, dual)
-            self.solved += 1
-            dual = vertex.dual
+            dual = vertex.duals[1]
             lower = max(lower, constant + self._bound(cost, dual))
             self._descend(vertex.plan, dual)
         return _Box(lower, number, low, high, dual)
+
+    def _solve(self, cost: Array, dual: Array) -> Vertex:
+        """The vertex of least cost, from column potentials (K,)."""
+        masses = self.cross.p, self.cross.q
+        found = solve_transport(DenseCost(cost, *masses), *masses, dual)
+        self.solved += 1
+        return found
 
     def _bound(self, cost: Array, dual: Array) -> float:
         """What every plan costs at least, by column potentials (K,)."""
@@ -273,13 +281,12 @@ class _BoundSearch:
             elif value > NEAR * self.value:
                 break
             try:
-                vertex = transport(self.cross.cost(W), self.cross.p, self.cross.q, [dual])
+                vertex = self._solve(self.cross.cost(W), dual)
             except TransportError:
                 break
-            self.solved += 1
             if abs(vertex.plan - plan).sum() == 0:
                 break
-            plan, dual = vertex.plan, vertex.dual
+            plan, dual = vertex.plan, vertex.duals[1]
 
 
 def _enumerate_permutations(cross: CrossCovariance, known: float) -> GlobalBound:

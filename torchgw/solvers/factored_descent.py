@@ -3,7 +3,7 @@ for pairs of points.
 
     S = argmin <C(T), S>,    T <- T + t (S - T),    C(T) = a 1^T + 1 b^T - 2 F (diag(s) F^T T G diag(t)) G^T,
 
-see `torchgw.solvers.frank_wolfe`, whose steps these are, and `torchgw.solvers.factored_transport`. The first vertex
+see `torchgw.solvers.frank_wolfe`, whose steps these are, and `torchgw.solvers.linear_oracle`. The first vertex
 replaces the plan that led to it, which may have all entries; a plan has those of the vertices that it is made of. Where
 factors only lead, their cost has a stored part that makes it exact at one plan, see `torchgw.objective.leading`.
 """
@@ -28,11 +28,11 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, price_out, uses_flows
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.pricing import Order, PricedCost, union
-from torchgw.solvers.transport_lp import TransportError
+from torchgw.solvers.linear_oracle import PRICING_ROUNDS, Vertex, solve_transport, uses_flows
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import Order, TiledCost
 from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
@@ -49,7 +49,6 @@ class FactoredDescent(State):
     cost : C(T), in units of the scaled squared distances.
     duals : row and column potentials (N,), (K,) of the last linear problem, in units of cost.
     value : <C(T), T>.
-    basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
     stalled : whether the last step, towards a vertex among cheap entries, hardly bettered the plan.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     """
@@ -58,7 +57,6 @@ class FactoredDescent(State):
     cost: FactoredCost
     duals: tuple[Tensor, Tensor]
     value: float
-    basis: Tensor | None = None
     stalled: bool = False
     gap: float = math.inf
 
@@ -71,12 +69,12 @@ class VertexStart(NamedTuple):
     """Where to begin: at a vertex of a linear problem.
 
     cost : of that problem.
-    duals : potentials (N,), (K,) near its own.
+    dual : column potentials (K,) near its own.
     feasible : flat positions of entries on which a plan lives.
     """
 
     cost: FactoredCost
-    duals: tuple[Tensor, Tensor]
+    dual: Tensor
     feasible: Array
 
 
@@ -108,11 +106,12 @@ def descend_between_factors(
     """
     tol = loop.tol
     flows = uses_flows(len(p), len(q))  # which take seconds: the rounds of a vertex of all entries take minutes
-    stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
+    masses = p.cpu().numpy(), q.cpu().numpy()
+    stored: TiledCost | None = None  # the part that is the same for every plan, in tile order
 
-    def order_cost(cost: FactoredCost) -> PricedCost:
+    def order_cost(cost: FactoredCost) -> TiledCost:
         nonlocal stored
-        stored = PricedCost.of(cost, order, stored, ranks)
+        stored = TiledCost.of(cost, order, stored)
         return stored
 
     def make_state(plan: SparseCoupling, **more: Any) -> FactoredDescent:
@@ -123,20 +122,20 @@ def descend_between_factors(
         """A number that decides what is done: the first rank's, for others may round it otherwise."""
         return ranks.run_on_first(partial(number, *of))
 
-    def find_vertex(
-        cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
-    ) -> FactoredVertex:
-        tiled = order_cost(cost)
-        known = union(entries, tiled.cheapest_entries(*duals))
-        vertex = factored_transport(tiled, p, q, duals[1], known, basis)
-        return price_out(tiled, p, q, vertex) if all_priced and not flows else vertex
+    def find_vertex(cost: FactoredCost, dual: Tensor, entries: Array, all_priced: bool) -> Vertex:
+        rounds = PRICING_ROUNDS if all_priced and not flows else 1
+        return solve_transport(order_cost(cost), *masses, dual.cpu().numpy(), entries, rounds)
+
+    def duals_of(vertex: Vertex) -> tuple[Tensor, Tensor]:
+        a, b = (torch.from_numpy(dual).to(p) for dual in vertex.duals)
+        return a, b
 
     def make_consistent(cost: FactoredCost, duals: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Potentials that no entry of the cost is below: the c-transform of the columns', and of a flow's its own."""
-        row = order_cost(cost).c_transform(*duals)[0]
-        if not flows:
-            return row, duals[1]
-        return row, PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], row)[0]
+        row, column = order_cost(cost).c_transform(duals[1].cpu().numpy())[0], duals[1]
+        if flows:
+            column = torch.from_numpy(TiledCost.of(cost.T, order.transpose).c_transform(row)[0]).to(p)
+        return torch.from_numpy(row).to(p), column
 
     def finish(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
         """A state with the gap that potentials near its own prove, and what it is to end with."""
@@ -147,23 +146,18 @@ def descend_between_factors(
 
     def begin() -> FactoredDescent:
         if isinstance(start, FactoredDescent):
-            return make_state(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
-        vertex = find_vertex(start.cost, start.duals, start.feasible, None, False)
-        return make_state(
-            SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=vertex.duals, basis=_basis_tensor(vertex)
-        )
+            return make_state(start.plan, n_iter=0, duals=start.duals)
+        vertex = find_vertex(start.cost, start.dual, start.feasible, False)
+        return make_state(SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=duals_of(vertex))
 
     def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
         plan, value, n_iter = state.plan, state.value, state.n_iter + 1
         check = Check(value, 0.0, 0.0)
         if value <= loop.least:
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
-        basis = None if state.basis is None else np.asarray(state.basis.cpu().numpy())
         entries = np.asarray((plan.row * len(q) + plan.column).cpu().numpy())
-        if basis is not None:
-            entries = union(entries, basis[basis >= 0])
         try:
-            vertex = find_vertex(state.cost, state.duals, entries, basis, state.stalled)
+            vertex = find_vertex(state.cost, state.duals[1], entries, state.stalled)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
@@ -174,15 +168,10 @@ def descend_between_factors(
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
-            last, status = finish(replace(state, n_iter=n_iter), vertex.duals)
+            last, status = finish(replace(state, n_iter=n_iter), duals_of(vertex))
             if stalled or status is Status.STATIONARY:
                 return last, check, status
-        kept: dict[str, Any] = {
-            "n_iter": n_iter,
-            "duals": vertex.duals,
-            "basis": _basis_tensor(vertex),
-            "stalled": stalled,
-        }
+        kept: dict[str, Any] = {"n_iter": n_iter, "duals": duals_of(vertex), "stalled": stalled}
         if fall <= 0:
             after = replace(state, **kept)
         else:
@@ -206,8 +195,3 @@ def _expected_cost(cost: FactoredCost, plan: SparseCoupling) -> float:
 def _interpolate(plan: SparseCoupling, vertex: SparseCoupling, length: float) -> SparseCoupling:
     """T + t (S - T)."""
     return SparseCoupling.of((plan.matrix * (1 - length) + vertex.matrix * length).tocsr(), plan.device)
-
-
-def _basis_tensor(vertex: FactoredVertex) -> Tensor | None:
-    """The basis of a vertex, for a state."""
-    return None if vertex.basis is None else torch.from_numpy(vertex.basis)

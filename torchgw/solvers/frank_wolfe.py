@@ -32,14 +32,16 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.transport_lp import TransportError, equal_masses, estimate_duals, transport
+from torchgw.solvers.linear_oracle import PRICING_ROUNDS, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import DenseCost
 
 logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
 
-VertexResult: TypeAlias = tuple[SparseCoupling, Tensor, Tensor | None]
-"""A vertex, column potentials (K,) and its own basis."""
+VertexResult: TypeAlias = tuple[SparseCoupling, Tensor]
+"""A vertex, and column potentials (K,)."""
 
 
 @runtime_checkable
@@ -55,9 +57,8 @@ class Polytope(Protocol):
 
     p: Tensor
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
-        """One of little cost (N, K), with column potentials (K,) to begin with, whether all entries are priced, and the
-        basis of the vertex before."""
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> VertexResult:
+        """One of little cost (N, K), with column potentials (K,) to begin with, and whether all entries are priced."""
 
     def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """What all plans cost at least (), by column potentials (K,), and those that say so."""
@@ -75,7 +76,6 @@ class FrankWolfe(State):
     value : <C(T), T>, the objective.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
-    basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
     """
 
     plan: Tensor
@@ -84,7 +84,6 @@ class FrankWolfe(State):
     value: float
     gap: float
     stalled: bool = False
-    basis: Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -135,7 +134,7 @@ def frank_wolfe(
         if abs(value) <= loop.least or (bound_ends and state.gap <= small):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:
-            vertex, dual, basis = plans.vertex(cost, state.duals, state.stalled, state.basis)
+            vertex, dual = plans.vertex(cost, state.duals, state.stalled)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
@@ -156,7 +155,7 @@ def frank_wolfe(
             plan[at] += length * vertex.mass
             cost = torch.add(cost, change, alpha=length, out=change)
         duals = dual, state.duals[0]
-        return make_state(plan, cost, duals, n_iter=n_iter, stalled=stalled, basis=basis), check, None
+        return make_state(plan, cost, duals, n_iter=n_iter, stalled=stalled), check, None
 
     def begin() -> FrankWolfe:
         return make_state(plan, linearise(DenseCoupling(plan)), (dual,), n_iter=0)
@@ -195,22 +194,23 @@ class TransportPlans:
         self.rows, self.columns = (to_device(torch.from_numpy(place), p.device) for place in self.places)
         self.masses = masses[0][self.places[0]], masses[1][self.places[1]]
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> VertexResult:
         every = len(self.rows) * len(self.columns) == cost.numel()
         present = cost if every else cost[self.rows[:, None], self.columns]
-        given = [dual.numpy() for dual in to_host(*(dual[self.columns] for dual in duals))]
-        known = None if basis is None else basis.cpu().numpy()
-        if self.rough and len(duals) == 1 and not equal_masses(*self.masses):  # the first one
-            given = [estimate_duals(present.cpu(), *self.masses, given[0])]
-        found = transport(present.cpu().numpy(), *self.masses, given, priced or self.exact, known)
+        (dual,) = to_host(duals[0][self.columns])
+        if self.rough and len(duals) == 1:  # the first one
+            dual = torch.zeros_like(dual)
+        stored = DenseCost(present.cpu().numpy(), *self.masses)
+        found = solve_transport(
+            stored, *self.masses, dual.numpy(), rounds=PRICING_ROUNDS if priced or self.exact else 1
+        )
         plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:
             entries = plan.tocoo()
             at = self.places[0][entries.row], self.places[1][entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
-        dual[self.columns] = to_device(torch.from_numpy(found.dual).to(self.q.dtype), self.q.device)
-        own = None if found.basis is None else torch.from_numpy(found.basis)
-        return SparseCoupling.of(plan, cost.device), dual, own
+        dual[self.columns] = to_device(torch.from_numpy(found.duals[1]).to(self.q.dtype), self.q.device)
+        return SparseCoupling.of(plan, cost.device), dual
 
     def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         return consistent_bound(cost, self.p, self.q, dual)
@@ -223,10 +223,10 @@ class FreeColumns:
     def __init__(self, p: Tensor, q: Tensor) -> None:
         self.p, self.q = p, q
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> VertexResult:
         column = torch.where(self.q > 0, cost, torch.inf).argmin(1)
         first = torch.arange(len(column) + 1, device=column.device)
-        return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q), None
+        return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q)
 
     def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         nothing = torch.zeros_like(self.q)

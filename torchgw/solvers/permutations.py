@@ -24,7 +24,7 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.permuted import FactoredPermutations
 from torchgw.persist.codec import storable
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.transport_lp import solve_assignment
+from torchgw.solvers.linear_oracle import solve_assignment
 
 STALLED = 0.1  # of the tolerance
 

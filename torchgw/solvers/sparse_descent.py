@@ -3,42 +3,37 @@
     S = argmax <W, S> over the plans,    T <- T + t (S - T),    W = D_X T D_Y,
 
 see `torchgw.solvers.frank_wolfe`. W (N, K) has few entries, and a plan is worth what it has on those: the linear
-problem is one between the points that share an entry, whose mass may stay away. Where all masses are equal it is an
-assignment in which rows may remain alone, solved exactly. Elsewhere HiGHS solves it on the few entries of each row and
-column that are largest under the last dual potentials, and on those that price out. What is left over is put together
-in order. With potentials f, g >= 0 and f_i + g_j >= W_ij on all entries, no plan is worth more than p . f + q . g, so
+problem is one between the points that share an entry, whose mass may stay away, see `torchgw.solvers.linear_oracle`.
+Where all masses are equal it is an assignment in which rows may remain alone. What is left over is put together in
+order. With potentials f, g >= 0 and f_i + g_j >= W_ij on all entries, no plan is worth more than p . f + q . g, so
 the gap is known over all N K pairs. A whole step that betters the plan is taken, although a part of it may be better:
 vertices have few entries.
 
-Sources: those of `torchgw.solvers.frank_wolfe` and `torchgw.solvers.transport_lp`; J. Altschuler, J. Weed, P. Rigollet,
-"Near-linear time approximation algorithms for optimal transport via Sinkhorn iteration", 2017 (rounding).
+Sources: those of `torchgw.solvers.frank_wolfe` and `torchgw.solvers.linear_oracle`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array, diags_array, hstack
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import entry_rows, inner, largest_per_row, make_csr, select_entries
-from torchgw.objective.bounds import monotone_coupling
+from torchgw.linalg.sparse_entries import entry_rows, inner, select_entries
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.codec import storable
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.transport_lp import TransportError, linear_program
+from torchgw.solvers.linear_oracle import equal_masses, repair_marginals, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import SparseCost, union
 from torchgw.types import Array
 
-CANDIDATES = 4
 ASSIGNED = 0.01  # of the progress that is asked for: assignments take little time
-PRICING_ROUNDS = 2
-PRICING_TOLERANCE = 1e-9  # of the largest entry
-VALUE_SCALE = 100.0  # HiGHS has absolute tolerances
+ROUNDS = 2  # of a linear program
 NEGLIGIBLE = 1e-14  # of a point's mass
 
 
@@ -63,19 +58,6 @@ class SparseDescent(State):
         return True
 
 
-class BestPlan(NamedTuple):
-    """The plan of a linear problem.
-
-    plan : (N, K), CSR.
-    bound : no plan is worth more.
-    price : dual potentials (K,) of the columns; zeros where none were found.
-    """
-
-    plan: Any
-    bound: float
-    price: Array
-
-
 def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop: Loop) -> tuple[SparseDescent, Status]:
     """The last plan, and why the loop ended.
 
@@ -87,11 +69,10 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
     loop : its ``tol`` is the gap over the value at which a plan is stationary.
     """
     p, q = problem.p, problem.q
-    equal = len(p) == len(q) and np.ptp(p) == 0 == np.ptp(q)
-    progress = progress * ASSIGNED if equal else progress
+    progress = progress * ASSIGNED if equal_masses(p, q) else progress
 
     def begin() -> SparseDescent:
-        plan = SparseCoupling.of(complete_marginals(start, p, q), torch.device("cpu"))
+        plan = SparseCoupling.of(repair_marginals(start, p, q), torch.device("cpu"))
         return SparseDescent(plan=plan, price=torch.zeros(len(q), dtype=torch.float64))
 
     def step(state: SparseDescent) -> tuple[SparseDescent, Check, Status | None]:
@@ -102,11 +83,11 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
         if value <= loop.least:
             return replace(state, gap=0.0), check, Status.STATIONARY
         try:
-            best = find_best_permutation(W, p) if equal else find_best_plan(W, T, p, q, state.price.numpy())
+            best, price, bound = find_best_plan(W, T, p, q, state.price.numpy())
         except TransportError:
             return state, check, Status.TRANSPORT
-        S = complete_marginals(best.plan, p, q)
-        state = replace(state, gap=max(2 * (best.bound - worth), 0.0), price=torch.from_numpy(best.price))
+        S = repair_marginals(best, p, q)
+        state = replace(state, gap=max(2 * (bound - worth), 0.0), price=torch.from_numpy(price))
         direction = S - T
         slope = inner(W, direction)
         if state.gap <= loop.tol * value:
@@ -118,9 +99,7 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
         moved = (T + length * direction).tocsr() if length < 1 else S
         moved = select_entries(moved, moved.data > NEGLIGIBLE * p[entry_rows(moved)])
         settled = 4 * length * slope + 2 * length**2 * curvature <= progress * value
-        after = replace(
-            state, plan=SparseCoupling.of(complete_marginals(moved, p, q), torch.device("cpu")), gap=math.inf
-        )
+        after = replace(state, plan=SparseCoupling.of(repair_marginals(moved, p, q), torch.device("cpu")), gap=math.inf)
         return after, check, Status.PLATEAU if settled else None
 
     state, status = iterate(SparseDescent, step, begin, loop, loop.max_iter or 0)
@@ -130,75 +109,18 @@ def descend_sparsely(problem: SparseObjective, start: Any, progress: float, loop
     return replace(state, value=problem.value(W, T), gap=gap), status
 
 
-def complete_marginals(T: Any, p: Array, q: Array) -> Any:
-    """A plan of the marginals p (N,), q (K,): rows and columns that hold too much are scaled down, and what is missing
-    is put together in the order of the points, at no more than N + K entries."""
-    for axis, mass in ((1, p), (0, q)):
-        sums = T.sum(axis=axis)
-        over = np.divide(mass, sums, out=np.ones_like(mass), where=sums > mass)
-        T = (diags_array(over) @ T if axis == 1 else T @ diags_array(over)).tocsr()
-    missing: list[Array] = [(mass - T.sum(axis=axis)).clip(min=0) for axis, mass in ((1, p), (0, q))]
-    left = [np.flatnonzero(side > NEGLIGIBLE * mass) for side, mass in zip(missing, (p, q), strict=True)]
-    if not all(map(len, left)):
-        return T
-    row, column, share = monotone_coupling(*(side[where] for side, where in zip(missing, left, strict=True)))
-    total = min(float(side.sum()) for side in missing)
-    return (T + make_csr(left[0][row], left[1][column], share * total, T.shape)).tocsr()
+def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[Any, Array, float]:
+    """A plan (N, K) with marginals of at most p, q that is best on the entries of W, column potentials (K,), and what
+    no plan is worth more than by these.
 
-
-def find_best_permutation(W: Any, p: Array) -> BestPlan:
-    """The best permutation (N, N) of equal masses p (N,), without the pairs that are worth nothing."""
-    from scipy.sparse.csgraph import min_weight_full_bipartite_matching  # late: it takes long to import
-
-    W = select_entries(W, W.data > 0)
-    n, top = len(p), 2 * float(W.data.max(initial=1e-300))
-    # Each row may have a column of its own that is worth nothing; costs of zero would be no edges.
-    alone = diags_array(np.full(n, top))
-    cost = hstack((csr_array((top - W.data, W.indices, W.indptr), shape=W.shape), alone), format="csr")
-    row, column = min_weight_full_bipartite_matching(cost)
-    row, column = row[column < n], column[column < n]
-    plan = make_csr(row, column, p[row], W.shape)
-    return BestPlan(plan, inner(W, plan), np.zeros(n))
-
-
-def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> BestPlan:
-    """A plan with marginals of at most p, q that is best on the entries that were priced.
-
-    ``price`` (K,) are column potentials to choose entries by; those of the plan T are among them.
+    ``price`` (K,) are potentials to choose entries by; those of the plan T are among them.
     """
     (n, k), W = W.shape, select_entries(W, W.data > 0)
-    row, top = entry_rows(W), float(W.data.max(initial=1e-300))
-    unit, scale = float(p.mean()), top / VALUE_SCALE
-    T = T.multiply(W).tocsr()
-    rent = row_potentials(W, price)
-    chosen = (
-        _entry_pattern(T)
-        + _entry_pattern(largest_per_row(W, CANDIDATES, price))
-        + _entry_pattern(largest_per_row(W.T.tocsr(), CANDIDATES, rent)).T
-    )
-    bound, best, found = math.inf, T, price
-    for _ in range(PRICING_ROUNDS):
-        entries = W.multiply(_entry_pattern(chosen.tocsr())).tocsr()
-        i, j, value = entry_rows(entries), entries.indices, entries.data
-        # A row and a column more take what stays away.
-        rows = np.concatenate((i, np.arange(n), np.full(k + 1, n)))
-        columns = np.concatenate((j, np.full(n, k), np.arange(k + 1)))
-        cost = np.concatenate((-value / scale, np.zeros(n + k + 1)))
-        masses = np.concatenate((p, [q.sum()], q, [p.sum()])) / unit
-        x, dual, _ = linear_program(cost, rows, columns + n + 1, masses)
-        best = make_csr(i, j, x[: len(i)].clip(min=0.0) * unit, W.shape)
-        f, g = (-scale * (side + other) for side, other in ((dual[:n], dual[-1]), (dual[n + 1 : -1], dual[n])))
-        g = g.clip(min=0.0)
-        reached = dual_bound(W, g, p, q)
-        if reached < bound:
-            bound, found = reached, g
-        excess = W.data - f[row] - g[W.indices]
-        violated = excess > PRICING_TOLERANCE * top
-        if not violated.any():
-            break
-        priced = csr_array((excess, W.indices, W.indptr), shape=W.shape)
-        chosen = chosen + _entry_pattern(largest_per_row(select_entries(priced, violated), CANDIDATES))
-    return BestPlan(best, bound, found)
+    cost, T = SparseCost(W), T.multiply(W).tocsr()
+    masses = np.append(p, q.sum()), np.append(q, p.sum())
+    vertex = solve_transport(cost, *masses, np.append(-price, 0.0), union(cost.slack, cost.positions(T)), ROUNDS)
+    found = (-vertex.duals[1][:-1] - vertex.duals[0][-1]).clip(min=0.0)
+    return vertex.plan[:n, :k], found, dual_bound(W, found, p, q)
 
 
 def row_potentials(W: Any, price: Array) -> Array:
@@ -211,8 +133,3 @@ def row_potentials(W: Any, price: Array) -> Array:
 def dual_bound(W: Any, price: Array, p: Array, q: Array) -> float:
     """What no plan is worth more than, by potentials of the columns ``price`` (K,) >= 0."""
     return float(p @ row_potentials(W, price) + q @ price)
-
-
-def _entry_pattern(W: Any) -> Any:
-    """Ones at the entries."""
-    return csr_array((np.ones(W.nnz), W.indices, W.indptr), shape=W.shape)

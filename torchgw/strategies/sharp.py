@@ -22,7 +22,6 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient, dense
 from torchgw.objective.leading import MOST_LEFT, MatchingGradient, SurrogateGradient
 from torchgw.objective.model import mean_cost
@@ -31,17 +30,17 @@ from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
-from torchgw.solvers.factored_transport import has_vertex_solver, north_west_corner
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop, State
+from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner, solve_assignment
+from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm, make_continuation_models
 from torchgw.solvers.permutations import PermutationState, descend_permutations
-from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import TransportError, equal_masses, solve_assignment
+from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import is_symmetric
@@ -361,8 +360,9 @@ class _Descent:
         coupling = DenseCoupling(plan)
         cost = first(coupling, p)
         order = Order.of(cost)
-        duals = c_transform(cost, dual, q), dual
-        start = VertexStart(cost, duals, north_west_corner(order, plan.argmax(0), p, q))
+        rows, columns = (mass.numpy() for mass in to_host(p, q))
+        corner = north_west_corner(rows, columns, order, plan.argmax(0).cpu().numpy())
+        start = VertexStart(cost, dual, corner)
         tol = SURROGATE_TOLERANCE if isinstance(first, SurrogateGradient) else TOLERANCE
         try:
             found, status = self.run_stage("led", partial(descend_between_factors, first, start, order, p, q), tol)

@@ -25,9 +25,9 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
-from torchgw.solvers.factored_transport import MOST_MASSES, north_west_corner
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.pricing import Order, PricedCost, union
+from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner
+from torchgw.solvers.transport_costs import Order, TiledCost, union
 from torchgw.spaces import FactoredDistances
 from torchgw.spaces.hierarchy import Cells, bisect
 from torchgw.types import Array, DistanceProvider
@@ -72,17 +72,15 @@ class VertexLevel(NamedTuple):
             found.cost,
         )
         (fine, few), (f, g) = (_make_order(each, self.ranks) for each in (cost, coarse)), found.duals
-        row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g, self.ranks)
-        column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f, self.ranks)
+        row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), g)
+        column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), f)
         return self._replace(cost=cost, duals=(row, column))
 
 
-def _transform_potentials(
-    cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor, ranks: Ranks
-) -> Tensor:
-    """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
+def _transform_potentials(cost: FactoredCost, coarse: FactoredCost, order: Order, dual: Tensor) -> Tensor:
+    """The c-transform (N,) of potentials (k,) of column cells, between points and cells."""
     between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
-    return PricedCost.of(between, order, ranks=ranks).c_transform(row_dual, dual)[0]
+    return torch.from_numpy(TiledCost.of(between, order).c_transform(dual.cpu().numpy())[0]).to(dual)
 
 
 def _make_order(cost: FactoredCost, ranks: Ranks) -> Order:
@@ -121,11 +119,13 @@ def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, 
         )
     p, q, cost, duals, ranks = level[2:]
     order = _make_order(cost, ranks)
-    _, nearest = PricedCost.of(cost.T, order.transpose, ranks=ranks).c_transform(duals[1], duals[0])
+    row, column = (dual.cpu().numpy() for dual in duals)
+    _, nearest = TiledCost.of(cost.T, order.transpose).c_transform(row)
     if len(within) > MOST_WITHIN:
-        reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
+        reduced = TiledCost.of(cost, order).at(within, column) - row[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    start = VertexStart(cost, duals, union(north_west_corner(order, nearest, p, q), within))
+    corner = north_west_corner(p.cpu().numpy(), q.cpu().numpy(), order, nearest)
+    start = VertexStart(cost, duals[1], union(corner, within))
     between = ExactGradient(level.x, level.y, p, q)
     loop = replace(loop, tol=FLOWS_TOLERANCE if level.uses_flows else TOLERANCE)
     found, status = descend_between_factors(between, start, order, p, q, loop, ranks)
