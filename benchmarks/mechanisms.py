@@ -284,8 +284,12 @@ def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: A
     return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
-def _priced(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 0) -> Any:
-    return _solve_transport(cost, p, q, dual, entries)
+def _priced(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 0, basis: Any = None) -> Any:
+    return _solve_transport(cost, p, q, dual, entries, basis=basis)
+
+
+def _anew(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 1, basis: Any = None) -> Any:
+    return _solve_transport(cost, p, q, dual, entries, rounds)
 
 
 def _of_product(asked: Any) -> torch.Tensor:
@@ -705,6 +709,14 @@ MECHANISMS = (
                 lambda given, named, result: named.get("rounds") == 1 and not linear_oracle.equal_masses(*given[1:3]),
             ),
         ),
+        ORACLE,
+        True,
+    ),
+    Mechanism(
+        "warm-basis",
+        "Linear programs go on from the basis of the vertex before.",
+        (linear_oracle._make_basis,),
+        (Switch(linear_oracle.solve_transport, _anew, lambda given, named, result: named.get("basis") is not None),),
         ORACLE,
         True,
     ),

@@ -125,7 +125,7 @@ LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "graded-models", "landmarks-farthest"}
 SLOW |= {"landmarks-random", "landmarks-spread", "second-lead", "start-all-distributions", "start-one-pair"}
-SLOW |= {"start-random-all", "view-cost"}
+SLOW |= {"start-random-all", "view-cost", "warm-basis"}
 
 
 @cache

@@ -30,7 +30,7 @@ from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.linear_oracle import PRICING_ROUNDS, Vertex, solve_transport, uses_flows
+from torchgw.solvers.linear_oracle import PRICING_ROUNDS, solve_transport, uses_flows
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.transport_costs import Order, TiledCost
 from torchgw.types import Array
@@ -50,6 +50,7 @@ class FactoredDescent(State):
     duals : row and column potentials (N,), (K,) of the last linear problem, in units of cost.
     value : <C(T), T>.
     stalled : whether the last step, towards a vertex among cheap entries, hardly bettered the plan.
+    basis : of the last vertex, see `torchgw.solvers.linear_oracle.Vertex`.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     """
 
@@ -58,6 +59,7 @@ class FactoredDescent(State):
     duals: tuple[Tensor, Tensor]
     value: float
     stalled: bool = False
+    basis: Tensor | None = None
     gap: float = math.inf
 
     @property
@@ -122,13 +124,15 @@ def descend_between_factors(
         """A number that decides what is done: the first rank's, for others may round it otherwise."""
         return ranks.run_on_first(partial(number, *of))
 
-    def find_vertex(cost: FactoredCost, dual: Tensor, entries: Array, all_priced: bool) -> Vertex:
-        rounds = PRICING_ROUNDS if all_priced and not flows else 1
-        return solve_transport(order_cost(cost), *masses, dual.cpu().numpy(), entries, rounds)
-
-    def duals_of(vertex: Vertex) -> tuple[Tensor, Tensor]:
-        a, b = (torch.from_numpy(dual).to(p) for dual in vertex.duals)
-        return a, b
+    def find_vertex(
+        cost: FactoredCost, dual: Tensor, entries: Array, basis: Tensor | None = None, all_priced: bool = False
+    ) -> tuple[SparseCoupling, dict[str, Any]]:
+        """A vertex, and its potentials and basis for a state."""
+        rounds, known = PRICING_ROUNDS if all_priced and not flows else 1, None if basis is None else basis.numpy()
+        vertex = solve_transport(order_cost(cost), *masses, dual.cpu().numpy(), entries, rounds, known)
+        own = None if vertex.basis is None else torch.from_numpy(vertex.basis)
+        duals = tuple(torch.from_numpy(each).to(p) for each in vertex.duals)
+        return SparseCoupling.of(vertex.plan, p.device), {"duals": duals, "basis": own}
 
     def make_consistent(cost: FactoredCost, duals: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Potentials that no entry of the cost is below: the c-transform of the columns', and of a flow's its own."""
@@ -146,9 +150,9 @@ def descend_between_factors(
 
     def begin() -> FactoredDescent:
         if isinstance(start, FactoredDescent):
-            return make_state(start.plan, n_iter=0, duals=start.duals)
-        vertex = find_vertex(start.cost, start.dual, start.feasible, False)
-        return make_state(SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=duals_of(vertex))
+            return make_state(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
+        corner, found = find_vertex(start.cost, start.dual, start.feasible)
+        return make_state(corner, n_iter=0, **found)
 
     def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
         plan, value, n_iter = state.plan, state.value, state.n_iter + 1
@@ -157,21 +161,20 @@ def descend_between_factors(
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         entries = np.asarray((plan.row * len(q) + plan.column).cpu().numpy())
         try:
-            vertex = find_vertex(state.cost, state.duals[1], entries, state.stalled)
+            corner, found = find_vertex(state.cost, state.duals[1], entries, state.basis, state.stalled)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
-        corner = SparseCoupling.of(vertex.plan, p.device)
         ahead = gradient(corner, p)
         slope = agree(_expected_cost, state.cost, corner) - value
         curvature = agree(lambda: _expected_cost(ahead, corner) - _expected_cost(ahead, plan)) - slope
         length, fall = lowest_on_segment(slope, curvature)
         stalled = fall <= STALLED * tol * value
         if state.stalled and fall <= tol * value:
-            last, status = finish(replace(state, n_iter=n_iter), duals_of(vertex))
+            last, status = finish(replace(state, n_iter=n_iter), found["duals"])
             if stalled or status is Status.STATIONARY:
                 return last, check, status
-        kept: dict[str, Any] = {"n_iter": n_iter, "duals": duals_of(vertex), "stalled": stalled}
+        kept: dict[str, Any] = found | {"n_iter": n_iter, "stalled": stalled}
         if fall <= 0:
             after = replace(state, **kept)
         else:

@@ -40,8 +40,8 @@ logger = logging.getLogger("torchgw")
 
 STALLED = 0.1  # of the tolerance
 
-VertexResult: TypeAlias = tuple[SparseCoupling, Tensor]
-"""A vertex, and column potentials (K,)."""
+VertexResult: TypeAlias = tuple[SparseCoupling, Tensor, Tensor | None]
+"""A vertex, column potentials (K,) and its own basis."""
 
 
 @runtime_checkable
@@ -57,8 +57,9 @@ class Polytope(Protocol):
 
     p: Tensor
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> VertexResult:
-        """One of little cost (N, K), with column potentials (K,) to begin with, and whether all entries are priced."""
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
+        """One of little cost (N, K), with column potentials (K,) to begin with, whether all entries are priced, and the
+        basis of the vertex before."""
 
     def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         """What all plans cost at least (), by column potentials (K,), and those that say so."""
@@ -76,6 +77,7 @@ class FrankWolfe(State):
     value : <C(T), T>, the objective.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
+    basis : of the last vertex, see `torchgw.solvers.linear_oracle.Vertex`.
     """
 
     plan: Tensor
@@ -84,6 +86,7 @@ class FrankWolfe(State):
     value: float
     gap: float
     stalled: bool = False
+    basis: Tensor | None = None
 
     @property
     def complete(self) -> bool:
@@ -134,7 +137,7 @@ def frank_wolfe(
         if abs(value) <= loop.least or (bound_ends and state.gap <= small):
             return replace(state, n_iter=n_iter), check, Status.STATIONARY
         try:
-            vertex, dual = plans.vertex(cost, state.duals, state.stalled)
+            vertex, dual, basis = plans.vertex(cost, state.duals, state.stalled, state.basis)
         except TransportError as error:
             logger.info("%s; the plan found so far is returned", error)
             return replace(state, n_iter=n_iter), check, Status.TRANSPORT
@@ -155,7 +158,7 @@ def frank_wolfe(
             plan[at] += length * vertex.mass
             cost = torch.add(cost, change, alpha=length, out=change)
         duals = dual, state.duals[0]
-        return make_state(plan, cost, duals, n_iter=n_iter, stalled=stalled), check, None
+        return make_state(plan, cost, duals, n_iter=n_iter, stalled=stalled, basis=basis), check, None
 
     def begin() -> FrankWolfe:
         return make_state(plan, linearise(DenseCoupling(plan)), (dual,), n_iter=0)
@@ -194,23 +197,23 @@ class TransportPlans:
         self.rows, self.columns = (to_device(torch.from_numpy(place), p.device) for place in self.places)
         self.masses = masses[0][self.places[0]], masses[1][self.places[1]]
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> VertexResult:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
         every = len(self.rows) * len(self.columns) == cost.numel()
         present = cost if every else cost[self.rows[:, None], self.columns]
         (dual,) = to_host(duals[0][self.columns])
         if self.rough and len(duals) == 1:  # the first one
             dual = torch.zeros_like(dual)
         stored = DenseCost(present.cpu().numpy(), *self.masses)
-        found = solve_transport(
-            stored, *self.masses, dual.numpy(), rounds=PRICING_ROUNDS if priced or self.exact else 1
-        )
+        rounds, known = PRICING_ROUNDS if priced or self.exact else 1, None if basis is None else basis.cpu().numpy()
+        found = solve_transport(stored, *self.masses, dual.numpy(), rounds=rounds, basis=known)
         plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:
             entries = plan.tocoo()
             at = self.places[0][entries.row], self.places[1][entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
         dual[self.columns] = to_device(torch.from_numpy(found.duals[1]).to(self.q.dtype), self.q.device)
-        return SparseCoupling.of(plan, cost.device), dual
+        own = None if found.basis is None else torch.from_numpy(found.basis)
+        return SparseCoupling.of(plan, cost.device), dual, own
 
     def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         return consistent_bound(cost, self.p, self.q, dual)
@@ -223,10 +226,10 @@ class FreeColumns:
     def __init__(self, p: Tensor, q: Tensor) -> None:
         self.p, self.q = p, q
 
-    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool) -> VertexResult:
+    def vertex(self, cost: Tensor, duals: tuple[Tensor, ...], priced: bool, basis: Tensor | None) -> VertexResult:
         column = torch.where(self.q > 0, cost, torch.inf).argmin(1)
         first = torch.arange(len(column) + 1, device=column.device)
-        return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q)
+        return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q), None
 
     def bound(self, cost: Tensor, dual: Tensor) -> tuple[Tensor, Tensor]:
         nothing = torch.zeros_like(self.q)

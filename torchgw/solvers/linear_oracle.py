@@ -45,7 +45,7 @@ NEGLIGIBLE = 2.0**-50  # of a point's mass
 BLOCK_ROWS = 64
 MOST_MASSES = 10_000  # of both sides, up to which HiGHS takes no longer than a flow (measured)
 BINDINGS = ("highspy._core", "scipy.optimize._highspy._core")
-DEVEX, COLUMNWISE, MINIMISE = 1, 1, 1
+DEVEX, COLUMNWISE, MINIMISE, PRIMAL = 1, 1, 1, 4
 
 
 class Vertex(NamedTuple):
@@ -54,12 +54,13 @@ class Vertex(NamedTuple):
     plan : (N, K) in SciPy's CSR format, fewer than N + K entries and as many of the size of rounding; its sums
         are the masses.
     duals : row and column potentials (N,), (K,) in units of cost, optimal among the entries.
-    entries : flat positions (m,) of the entries that it was sought among, ascending.
+    basis : flat positions of the entries in the basis, and below zero, -1 - i, the masses i of p and q whose own
+        variable is in it; N + K in all. None where it was not HiGHS's bindings that found it.
     """
 
     plan: csr_array
     duals: tuple[Array, Array]
-    entries: Array
+    basis: Array | None = None
 
 
 def uses_flows(n: int, k: int) -> bool:
@@ -78,7 +79,13 @@ def equal_masses(p: Array, q: Array) -> bool:
 
 
 def solve_transport(
-    cost: TransportCost, p: Array, q: Array, dual: Array, entries: Array | None = None, rounds: int = PRICING_ROUNDS
+    cost: TransportCost,
+    p: Array,
+    q: Array,
+    dual: Array,
+    entries: Array | None = None,
+    rounds: int = PRICING_ROUNDS,
+    basis: Array | None = None,
 ) -> Vertex:
     """A vertex of little cost, the optimum where pricing ends.
 
@@ -90,6 +97,8 @@ def solve_transport(
     rounds : programs that are solved at most; one takes the vertex among the cheap entries alone. Its potentials prove
         what is left.
 
+    basis : of a vertex for other costs, to go on from.
+
     Raises
     ------
     TransportError
@@ -100,10 +109,11 @@ def solve_transport(
             match, b = solve_assignment(cost.C, dual)
             paid = cost.C[np.arange(len(p)), match] - b[match]
             plan = csr_array((p.copy(), match, np.arange(len(p) + 1)), shape=cost.shape)
-            return Vertex(plan, (paid, b), np.arange(len(p)) * len(q) + match)
+            return Vertex(plan, (paid, b))
         dual = dual if dual.any() else cost.estimate_dual(p, q)
-    entries = union(north_west_corner(p, q) if entries is None else entries, cost.cheapest(dual))
-    vertex = _solve_among(cost, p, q, dual, entries)
+    known = [] if basis is None else [basis[basis >= 0]]
+    entries = union(north_west_corner(p, q) if entries is None else entries, *known, cost.cheapest(dual))
+    vertex = _solve_among(cost, p, q, dual, entries, basis)
     for _ in range(rounds - 1):
         a, dual = vertex.duals
         paid = cost.at(entries, dual)
@@ -113,25 +123,27 @@ def solve_transport(
         if len(missing) == 0:
             break
         entries = union(entries, missing)
-        vertex = _solve_among(cost, p, q, dual, entries)
+        vertex = _solve_among(cost, p, q, dual, entries, vertex.basis)
     return vertex
 
 
-def _solve_among(cost: TransportCost, p: Array, q: Array, dual: Array, entries: Array) -> Vertex:
-    """The vertex of least cost among entries, by column potentials (K,) near its own."""
+def _solve_among(cost: TransportCost, p: Array, q: Array, dual: Array, entries: Array, basis: Array | None) -> Vertex:
+    """The vertex of least cost among entries, by column potentials (K,) near its own, from a basis of some of them."""
     row, column = divmod(entries, len(q))
     reduced = cost.at(entries, dual)
     least = np.minimum.reduceat(reduced, np.searchsorted(row, np.arange(len(p))))
     reduced -= least[row]
+    found = None
     if uses_flows(*cost.shape) and not isinstance(cost, DenseCost) and has_ortools():
-        solve = minimum_cost_flow
+        x, a, b = minimum_cost_flow(reduced, row, column, p, q)
     elif cost.has_slack and np.ptp(np.concatenate((p[:-1], q[:-1]))) == 0:
-        solve = match_with_slack
+        x, a, b = match_with_slack(reduced, row, column, p, q)
     else:
-        solve = linear_program
-    x, a, b = solve(reduced, row, column, p, q)
+        known = None if basis is None else np.where(basis >= 0, np.searchsorted(entries, basis), basis)
+        x, a, b, found = linear_program(reduced, row, column, p, q, known)
     plan = repair_marginals(make_csr(row, column, x, cost.shape), p, q)
-    return Vertex(plan, (least + a, dual + b), entries)
+    basis = None if found is None else np.where(found >= 0, entries[found.clip(min=0)], found)
+    return Vertex(plan, (least + a, dual + b), basis)
 
 
 def north_west_corner(p: Array, q: Array, order: Order | None = None, nearest: Array | None = None) -> Array:
@@ -168,21 +180,23 @@ def repair_marginals(T: Any, p: Array, q: Array) -> csr_array:
     return found
 
 
-def linear_program(cost: Array, row: Array, column: Array, p: Array, q: Array) -> tuple[Array, Array, Array]:
-    """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` are p (N,) and over equal ``column`` q (K,), and its
-    potentials (N,), (K,), by HiGHS."""
+def linear_program(
+    cost: Array, row: Array, column: Array, p: Array, q: Array, basis: Array | None = None
+) -> tuple[Array, Array, Array, Array | None]:
+    """x (m,) >= 0 of least cost (m,) whose sums over equal ``row`` are p (N,) and over equal ``column`` q (K,), its
+    potentials (N,), (K,) and its basis, by HiGHS, from a ``basis`` of such sums where there is one."""
     scale, unit = max(float(cost.mean()), np.finfo(float).tiny) / COST_SCALE, p.mean()
     masses = np.concatenate((p, q)) / unit
     ends, core = np.stack((row, column + len(p)), 1).ravel().astype(np.int32), _load_bindings()
-    x, potential = (
+    x, potential, basis = (
         _solve_by_linprog(cost / scale, ends, masses)
         if core is None
-        else _solve_by_bindings(core, cost / scale, ends, masses)
+        else _solve_by_bindings(core, cost / scale, ends, masses, basis)
     )
-    return x.clip(min=0.0) * unit, scale * potential[: len(p)], scale * potential[len(p) :]
+    return x.clip(min=0.0) * unit, scale * potential[: len(p)], scale * potential[len(p) :], basis
 
 
-def _solve_by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
+def _solve_by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, Array, None]:
     from scipy.optimize import linprog  # late: it takes a third of the import of this package
 
     count = len(cost)
@@ -196,25 +210,41 @@ def _solve_by_linprog(cost: Array, ends: Array, masses: Array) -> tuple[Array, A
     found = linprog(cost, A_eq=sums, b_eq=masses, method="highs-ds", options=options)
     if found.status != 0:
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {found.message}")
-    return found.x, found.eqlin.marginals
+    return found.x, found.eqlin.marginals, None
 
 
-def _solve_by_bindings(core: Any, cost: Array, ends: Array, masses: Array) -> tuple[Array, Array]:
+def _solve_by_bindings(
+    core: Any, cost: Array, ends: Array, masses: Array, basis: Array | None = None
+) -> tuple[Array, Array, Array]:
     count, options, highs = len(cost), core.HighsOptions(), core._Highs()
     options.output_flag, options.presolve, options.solver = False, "off", "simplex"
     options.simplex_dual_edge_weight_strategy = DEVEX
     options.primal_feasibility_tolerance = FEASIBLE
+    if basis is not None:
+        options.simplex_strategy = PRIMAL
     highs.passOptions(options)
     columns = cost, np.zeros(count), np.full(count, np.inf), masses, masses
     entries = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count), np.zeros(count, np.int32)
     highs.passModel(count, len(masses), 2 * count, COLUMNWISE, MINIMISE, 0.0, *columns, *entries)
-    highs.run()
+    accepted = basis is None or highs.setBasis(_make_basis(core, count, len(masses), basis)) == core.HighsStatus.kOk
+    if accepted:
+        highs.run()
     status = highs.getModelStatus()
+    if basis is not None and status != core.HighsModelStatus.kOptimal:
+        return _solve_by_bindings(core, cost, ends, masses)
     if status != core.HighsModelStatus.kOptimal:
         text = highs.modelStatusToString(status)
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {text}")
     solution = highs.getSolution()
-    return np.array(solution.col_value), np.array(solution.row_dual)
+    return np.array(solution.col_value), np.array(solution.row_dual), np.array(highs.getBasicVariables()[1])
+
+
+def _make_basis(core: Any, count: int, masses: int, positions: Array) -> Any:
+    """HiGHS's record of a basis of so many variables and sums."""
+    basis, whole = core.HighsBasis(), np.full(count + masses, core.HighsBasisStatus.kLower)
+    whole[np.where(positions >= 0, positions, count - 1 - positions)] = core.HighsBasisStatus.kBasic
+    basis.col_status, basis.row_status, basis.valid = whole[:count].tolist(), whole[count:].tolist(), True
+    return basis
 
 
 @functools.cache
@@ -228,7 +258,8 @@ def _load_bindings() -> Any:
     for name in BINDINGS:
         try:
             core = import_module(name)
-            x, price = _solve_by_bindings(core, np.array([1.0, 3.0, 2.0, 1.0]), ends, masses)
+            x, price, basis = _solve_by_bindings(core, np.array([2.0, 1.0, 1.0, 3.0]), ends, masses)
+            x, price, basis = _solve_by_bindings(core, np.array([1.0, 3.0, 2.0, 1.0]), ends, masses, basis)
         except Exception as error:  # whatever a private module does in another version
             logger.debug("HiGHS through %s: %r", name, error)
             continue
