@@ -55,18 +55,17 @@ from torchgw.solvers import (
     branch_and_bound,
     conditional_gradient,
     factored_descent,
-    factored_transport,
     finish,
     fixed_point,
     hessian,
     inner,
     iterate,
+    linear_oracle,
     low_rank,
     minimum_cost_flow,
     model_form,
     newton,
     one_to_one,
-    pricing,
     problem,
     proximal,
     sampled,
@@ -75,7 +74,7 @@ from torchgw.solvers import (
     sparse_descent,
     sparse_transport,
     third_bound,
-    transport_lp,
+    transport_costs,
     warm_start,
 )
 from torchgw.spaces import coarsening
@@ -224,7 +223,7 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 _improve, _start_sharply, _solve_transport = (
     crossing.improve_by_offspring,
     full_starts.make_unregularized_starts,
-    transport_lp.transport,
+    linear_oracle.solve_transport,
 )
 
 
@@ -282,12 +281,12 @@ def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: A
     return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
-def _priced(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _solve_transport(C, p, q, duals, True, basis)
+def _priced(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 0, basis: Any = None) -> Any:
+    return _solve_transport(cost, p, q, dual, entries, basis=basis)
 
 
-def _anew(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _solve_transport(C, p, q, duals, priced)
+def _anew(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 1, basis: Any = None) -> Any:
+    return _solve_transport(cost, p, q, dual, entries, rounds)
 
 
 def _pairs_at_once(asked: Any, plan: Any, cut: Any) -> tuple[Any, bool]:
@@ -630,7 +629,7 @@ MECHANISMS = (
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, factored_transport, sharp._Descent._solve_between_factors),
+        (factored_descent, sharp._Descent._solve_between_factors),
         (none(sharp._Descent._solve_between_factors),),
         GRADIENT,
         True,
@@ -650,9 +649,9 @@ MECHANISMS = (
         (),
         (
             Switch(
-                transport_lp.transport,
+                linear_oracle.solve_transport,
                 _priced,
-                lambda given, named, result: result.basis is not None and len(given) > 4 and not given[4],
+                lambda given, named, result: named.get("rounds") == 1 and not linear_oracle.equal_masses(*given[1:3]),
             ),
         ),
         ORACLE,
@@ -661,24 +660,24 @@ MECHANISMS = (
     Mechanism(
         "warm-basis",
         "Linear programs go on from the basis of the vertex before.",
-        (transport_lp._make_basis,),
-        (Switch(transport_lp.transport, _anew, lambda given, named, result: len(given) > 5 and given[5] is not None),),
+        (linear_oracle._make_basis,),
+        (Switch(linear_oracle.solve_transport, _anew, lambda given, named, result: named.get("basis") is not None),),
         ORACLE,
         True,
     ),
     Mechanism(
         "blurred-duals",
         "Potentials of a plan with a little entropy begin the first linear program of a model.",
-        (transport_lp.estimate_duals,),
-        (Switch((conditional_gradient, "estimate_duals"), same(3)),),
+        (transport_costs.DenseCost.estimate_dual,),
+        (Switch(transport_costs.DenseCost.estimate_dual, lambda cost, p, q: 0 * q),),
         ORACLE,
         True,
     ),
     Mechanism(
         "assignments",
         "Linear programs between equal masses are assignments.",
-        (transport_lp.solve_assignment,),
-        (never((transport_lp, "equal_masses")),),
+        (linear_oracle.solve_assignment,),
+        (never((linear_oracle, "equal_masses")),),
         ORACLE,
         True,
     ),
@@ -694,7 +693,7 @@ MECHANISMS = (
         "flows",
         "Linear programs of many points are flows of minimum cost.",
         (minimum_cost_flow,),
-        (never(factored_transport.uses_flows),),
+        (never(linear_oracle.uses_flows),),
         ORACLE,
         True,
         "vertices",
@@ -836,7 +835,7 @@ CORE = (
         (fixed_point, inner, iterate, finish, smooth, warm_start),
     ),
     Core("conditional gradients", "Every end without entropy is this loop.", (conditional_gradient, sharp)),
-    Core("linear transport", "Every step without entropy solves one of these.", (transport_lp, pricing)),
+    Core("linear transport", "Every step without entropy solves one of these.", (linear_oracle, transport_costs)),
     Core("objectives of models", "Marginal models without entropy have no other polytope.", (model_form,)),
     Core("landmark search", "The search between landmarks is the first level of all others.", (anneal, basins)),
     Core(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import coo_array
 from scipy.spatial.distance import cdist, pdist, squareform
 
 from tests.problems import gw_by_enumeration, quietly, random_distances, random_masses, random_plan
@@ -20,11 +21,16 @@ from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap, monotone
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers import conditional_gradient as solver
-from torchgw.solvers import transport_lp
+from torchgw.solvers import linear_oracle
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.transport_lp import TransportError, Vertex, estimate_duals, transport
+from torchgw.solvers.linear_oracle import Vertex, repair_marginals, solve_transport
+from torchgw.solvers.transport_costs import DenseCost
 from torchgw.spaces import PrecomputedDistances
+
+
+def transport(C: np.ndarray, p: np.ndarray, q: np.ndarray, dual: np.ndarray | None = None, **more: Any) -> Vertex:
+    return solve_transport(DenseCost(C, p, q), p, q, np.zeros(len(q)) if dual is None else dual, **more)
 
 
 def descended(
@@ -66,8 +72,8 @@ def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int, equ
     rng = np.random.default_rng(n)
     C, start = rng.normal(size=(n, k)), 50 * rng.normal(size=k)
     p, q = (np.full(m, 1 / m) if equal else random_masses(m, rng) for m in (n, k))
-    plan, dual, _ = transport(C, p, q, [start])
-    plan = plan.toarray()
+    found = transport(C, p, q, start)
+    plan, (_, dual) = found.plan.toarray(), found.duals
     sums = np.zeros((n + k, n * k))
     for i, j in itertools.product(range(n), range(k)):
         sums[[i, n + j], i * k + j] = 1
@@ -79,42 +85,35 @@ def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int, equ
     assert lower == pytest.approx(full.fun, abs=1e-7)
 
 
+def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
+    assert linear_oracle._load_bindings() is not None
+    direct = transport(C, p, q)
+    monkeypatch.setattr(linear_oracle, "_load_bindings", lambda: None)
+    public = transport(C, p, q)
+    np.testing.assert_allclose(direct.plan.toarray(), public.plan.toarray(), atol=1e-12)
+
+
 def test_transport_among_candidates_is_feasible_and_no_better_than_the_optimum() -> None:
     rng = np.random.default_rng(6)
     C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    best = transport(C, p, q, [np.zeros(41)])
-    few = transport(C, p, q, [50 * rng.normal(size=41)], priced=False)
-    near = transport(C, p, q, [np.zeros(41), best.dual], priced=False)
-    np.testing.assert_allclose(few.plan.sum(1), p, atol=1e-12)
-    np.testing.assert_allclose(few.plan.sum(0), q, atol=1e-12)
-    cost, found, lowest = ((C * each.plan).sum() for each in (few, near, best))
+    best = transport(C, p, q)
+    far, near = (transport(C, p, q, dual, rounds=1) for dual in (50 * rng.normal(size=41), best.duals[1]))
+    for found in (far, near):
+        np.testing.assert_allclose(found.plan.sum(1), p, atol=1e-12)
+        np.testing.assert_allclose(found.plan.sum(0), q, atol=1e-12)
+    cost, found, lowest = ((C * each.plan).sum() for each in (far, near, best))
     assert cost > found == pytest.approx(lowest, rel=1e-9)
 
 
-def test_the_point_that_takes_what_is_left_has_as_many_candidates_as_its_mass_asks_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Six of them are no room for it, and a first step would better no plan."""
-    costs, rng = list[float](), np.random.default_rng(0)
-    D, E = (squareform(pdist(rng.gamma(2.0, size=shape))) for shape in ((205, 3), (210, 2)))
-
-    def compared(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Vertex:
-        found = transport(C, p, q, duals, priced, basis)
-        if basis is None:
-            costs.append(float(found.plan.multiply(C).sum() / transport(C, p, q, duals).plan.multiply(C).sum()))
-        return found
-
-    monkeypatch.setattr(solver, "transport", compared)
-    quietly(lambda: gw_align(D, E, epsilon=0.0, marginals=Partial(0.8), random_state=0))
-    assert len(costs) >= 6
-    assert max(costs) <= 1.01
-
-
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(12, 17), (30, 9), (60, 70)])
-def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum(n: int, k: int) -> None:
+def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum(n: int, k: int, tied: bool) -> None:
     rng = np.random.default_rng(n)
     C, p, q = rng.normal(size=(n, k)), random_masses(n, rng), random_masses(k, rng)
-    before = transport(C, p, q, [np.zeros(k)])
+    C = np.rint(C) if tied else C
+    before = transport(C, p, q)
     assert before.basis is not None
     assert len(before.basis) == n + k
     basic = np.zeros(n * k, dtype=bool)
@@ -122,45 +121,14 @@ def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum
     assert before.plan.toarray().ravel()[~basic].max() < 1e-12  # rounding
     for change in (0.0, 0.1, 10.0):
         other = C + change * rng.normal(size=(n, k))
-        cold, warm = transport(other, p, q, [np.zeros(k)]), transport(other, p, q, [before.dual], basis=before.basis)
+        cold, warm = transport(other, p, q), transport(other, p, q, before.duals[1], basis=before.basis)
         assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
         np.testing.assert_allclose(warm.plan.sum(1), p, atol=1e-9)
         np.testing.assert_allclose(warm.plan.sum(0), q, atol=1e-9)
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_potentials_from_nothing_leave_few_entries_to_be_priced_in(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(7)
-    C = cdist(rng.normal(size=(150, 2)), rng.normal(size=(170, 2))) ** 2
-    if far:  # a row and a column that cost as much everywhere
-        C[3] += 1e3
-        C[:, 5] += 1e3
-    p, q = random_masses(150, rng), random_masses(170, rng)
-    taken, solve = list[int](), transport_lp.linear_program
-    monkeypatch.setattr(transport_lp, "linear_program", lambda *given: taken.append(len(given[0])) or solve(*given))
-    nothing = np.zeros(170)
-    best = float(transport(C, p, q, [nothing]).plan.multiply(C).sum())
-    rounds, size = len(taken), max(taken)
-    taken.clear()
-    duals = estimate_duals(torch.from_numpy(C), p, q, nothing)
-    assert float(transport(C, p, q, [duals]).plan.multiply(C).sum()) == pytest.approx(best, rel=1e-9)
-    assert len(taken) <= rounds
-    assert max(taken) < size
-    left, before = (best - float(p @ (C - dual).min(1) + q @ dual) for dual in (duals, nothing))
-    assert left <= 0.5 * before
-
-
-def test_a_basis_is_gone_on_from_where_costs_are_tied() -> None:
-    rng = np.random.default_rng(3)
-    C, p, q = rng.integers(0, 3, size=(40, 50)).astype(float), random_masses(40, rng), random_masses(50, rng)
-    before = transport(C, p, q, [np.zeros(50)])
-    other = rng.integers(0, 3, size=(40, 50)).astype(float)
-    cold, warm = transport(other, p, q, [np.zeros(50)]), transport(other, p, q, [before.dual], basis=before.basis)
-    assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
-
-
 def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, took = transport_lp._load_bindings(), []
+    core, took = linear_oracle._load_bindings(), []
     if core is None:
         pytest.skip("HiGHS does not tell its basis here")
     solver = core._Highs
@@ -174,20 +142,64 @@ def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monk
     monkeypatch.setattr(core, "_Highs", Counting)
     rng = np.random.default_rng(8)
     C, p, q = rng.uniform(size=(150, 180)), random_masses(150, rng), random_masses(180, rng)
-    before = transport(C, p, q, [np.zeros(180)])
+    before = transport(C, p, q)
     first = sum(took)
-    transport(C + 1e-3 * rng.uniform(size=C.shape), p, q, [before.dual], basis=before.basis)
+    transport(C + 1e-3 * rng.uniform(size=C.shape), p, q, before.duals[1], basis=before.basis)
     assert sum(took) - first < first / 5
 
 
-def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(7)
+def test_each_round_of_pricing_leads_no_higher_and_its_potentials_prove_what_is_left() -> None:
+    rng = np.random.default_rng(5)
     C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    assert transport_lp._load_bindings() is not None
-    direct = transport(C, p, q, [np.zeros(41)])
-    monkeypatch.setattr(transport_lp, "_load_bindings", lambda: None)
-    public = transport(C, p, q, [np.zeros(41)])
-    np.testing.assert_allclose(direct.plan.toarray(), public.plan.toarray(), atol=1e-12)
+    start, costs = 50 * rng.normal(size=41), list[float]()
+    lowest = float((C * transport(C, p, q).plan).sum())
+    for rounds in (1, 2, 3, 20):
+        found = transport(C, p, q, start, rounds=rounds)
+        costs.append(float((C * found.plan).sum()))
+        assert p @ (C - found.duals[1]).min(1) + q @ found.duals[1] <= lowest + 1e-9
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[-1] == pytest.approx(lowest, abs=1e-9)
+
+
+def test_the_point_that_takes_what_is_left_has_as_many_candidates_as_its_mass_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six of them are no room for it, and a first step would better no plan."""
+    costs, rng = list[float](), np.random.default_rng(0)
+    D, E = (squareform(pdist(rng.gamma(2.0, size=shape))) for shape in ((205, 3), (210, 2)))
+
+    def compared(cost: DenseCost, p: Any, q: Any, dual: Any, rounds: int, basis: Any) -> Vertex:
+        found, best = (solve_transport(cost, p, q, dual, rounds=most, basis=basis) for most in (rounds, 20))
+        if basis is None:
+            costs.append(float(found.plan.multiply(cost.C).sum() / best.plan.multiply(cost.C).sum()))
+        return found
+
+    monkeypatch.setattr(solver, "solve_transport", compared)
+    quietly(lambda: gw_align(D, E, epsilon=0.0, marginals=Partial(0.8), random_state=0))
+    assert len(costs) >= 6
+    assert max(costs) <= 1.01
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_costs_alone_lead_to_few_entries_to_be_priced_in(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Potentials that are zero say nothing: those of a little entropy are nearer to the optimal ones."""
+    rng = np.random.default_rng(7)
+    C = cdist(rng.normal(size=(150, 2)), rng.normal(size=(170, 2))) ** 2
+    if far:  # a row and a column that cost as much everywhere
+        C[3] += 1e3
+        C[:, 5] += 1e3
+    p, q = random_masses(150, rng), random_masses(170, rng)
+    taken, solve = list[int](), linear_oracle.linear_program
+    monkeypatch.setattr(linear_oracle, "linear_program", lambda *given: taken.append(len(given[0])) or solve(*given))
+    best = float(transport(C, p, q, np.full(170, 1e-300)).plan.multiply(C).sum())
+    rounds, size = len(taken), max(taken)
+    taken.clear()
+    assert float(transport(C, p, q).plan.multiply(C).sum()) == pytest.approx(best, rel=1e-9)
+    assert len(taken) <= rounds
+    assert max(taken) < size
+    estimated = DenseCost(C, p, q).estimate_dual(p, q)
+    left, before = (best - float(p @ (C - dual).min(1) + q @ dual) for dual in (estimated, 0 * estimated))
+    assert left <= 0.5 * before
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-9, -1e-9])
@@ -195,7 +207,8 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
     rng = np.random.default_rng(4)
     p, q = random_masses(9, rng), random_masses(12, rng)
     row, column, mass = monotone_coupling(p, q)
-    plan = transport_lp.repair_marginals(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
+    near = coo_array((mass * (1 + off * rng.uniform(size=len(mass))), (row, column)), shape=(9, 12))
+    plan = repair_marginals(near, p, q)
     np.testing.assert_allclose(plan.sum(1), p, rtol=0, atol=1e-16)
     np.testing.assert_allclose(plan.sum(0), q, rtol=0, atol=1e-16)
     assert plan.data.min() > 0
@@ -204,22 +217,14 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
 
 
 def test_bindings_that_do_not_work_as_expected_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_lp, "BINDINGS", ("torchgw.no_such_module", "math"))
-    assert transport_lp._load_bindings.__wrapped__() is None
+    monkeypatch.setattr(linear_oracle, "BINDINGS", ("torchgw.no_such_module", "math"))
+    assert linear_oracle._load_bindings.__wrapped__() is None
 
 
 def test_transport_of_equal_masses_is_an_assignment() -> None:
     C = np.random.default_rng(0).normal(size=(60, 60))
-    plan = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60), [np.zeros(60)]).plan
+    plan = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60)).plan
     np.testing.assert_array_equal(plan.argmax(1), linear_sum_assignment(C)[1])
-
-
-def test_transport_that_is_not_priced_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchgw.solvers.transport_lp.PRICING_ROUNDS", 1)
-    rng = np.random.default_rng(5)
-    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    with pytest.raises(TransportError, match=r"30 x 41.*not priced out in 1 rounds"):
-        transport(C, p, q, [50 * rng.normal(size=41)])
 
 
 def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

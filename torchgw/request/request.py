@@ -80,7 +80,7 @@ from torchgw.request.spaces import (
 from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
-from torchgw.solvers.factored_transport import has_vertex_solver
+from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.coarsening import SCATTERED, WIDE, measure_coverage
 from torchgw.spaces.prepare import InputSpace, OnDevice

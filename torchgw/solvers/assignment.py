@@ -30,7 +30,7 @@ from torchgw.objective.exact import directed_product, matrix_product
 from torchgw.persist.watch import Watch
 from torchgw.solvers.conditional_gradient import DescentState, StoredPlans, VertexResult, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.transport_lp import solve_assignment
+from torchgw.solvers.linear_oracle import solve_assignment
 from torchgw.types import Array
 
 STEPS, TOLERANCE = 60, 1e-7  # the latter of the Frank-Wolfe gap, over the value

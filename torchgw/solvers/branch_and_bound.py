@@ -46,7 +46,9 @@ from torchgw.objective.exact import ExactGradient, dense, mean_squares
 from torchgw.persist.watch import Watch
 from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.transport_lp import TransportError, equal_masses, transport
+from torchgw.solvers.linear_oracle import equal_masses, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import DenseCost
 from torchgw.types import Array, DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -260,11 +262,11 @@ class _BoundSearch:
         lower = max(above, constant + self._bound(cost, dual))
         if lower < (1 - gap) * self.value:
             try:
-                vertex = transport(cost, cross.p, cross.q, [dual])
+                vertex = solve_transport(DenseCost(cost, cross.p, cross.q), cross.p, cross.q, dual)
             except TransportError:
                 return _Box(lower, number, low, high, dual)
             self.solved += 1
-            dual = vertex.dual
+            dual = vertex.duals[1]
             lower = max(lower, constant + self._bound(cost, dual))
             self._descend(vertex.plan, dual)
         return _Box(lower, number, low, high, dual)

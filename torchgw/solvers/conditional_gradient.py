@@ -35,7 +35,9 @@ from torchgw.objective.linearise import Gradient
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.transport_lp import TransportError, equal_masses, estimate_duals, transport
+from torchgw.solvers.linear_oracle import PRICING_ROUNDS, equal_masses, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import DenseCost
 
 logger = logging.getLogger("torchgw")
 
@@ -50,7 +52,7 @@ class VertexResult(NamedTuple):
 
     plan : the vertex S.
     dual : column potentials (K,), in units of cost.
-    basis : of the vertex, see `torchgw.solvers.transport_lp.Vertex`.
+    basis : of the vertex, see `torchgw.solvers.linear_oracle.Vertex`.
     bound : no plan costs less; minus infinity where potentials alone say so.
     """
 
@@ -71,7 +73,7 @@ class DescentState(State, Generic[PlanT, CostT]):
     value : <C(T), T>, the objective.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
     stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
-    basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
+    basis : of the last vertex, see `torchgw.solvers.linear_oracle.Vertex`.
     """
 
     plan: PlanT
@@ -282,17 +284,18 @@ class TransportPlans:
     def vertex(self, cost: Tensor, dual: Tensor, priced: bool, basis: Tensor | None) -> VertexResult:
         every = len(self.rows) * len(self.columns) == cost.numel()
         present = cost if every else cost[self.rows[:, None], self.columns]
-        given = to_host(dual[self.columns])[0].numpy()
         known = None if basis is None else basis.cpu().numpy()
-        if self.rough and known is None:
-            given = estimate_duals(present.cpu(), *self.masses, given)
-        found = transport(present.cpu().numpy(), *self.masses, [given], priced, known)
+        near = dual[self.columns]
+        (given,) = to_host(torch.zeros_like(near) if self.rough and known is None else near)
+        rounds = PRICING_ROUNDS if priced or self.exact else 1
+        stored = DenseCost(present.cpu().numpy(), *self.masses)
+        found = solve_transport(stored, *self.masses, given.numpy(), rounds=rounds, basis=known)
         plan, dual = found.plan, torch.zeros_like(self.q)
         if not every:
             entries = plan.tocoo()
             at = self.places[0][entries.row], self.places[1][entries.col]
             plan = csr_array((entries.data, at), shape=tuple(cost.shape))
-        dual[self.columns] = to_device(torch.from_numpy(found.dual).to(self.q.dtype), self.q.device)
+        dual[self.columns] = to_device(torch.from_numpy(found.duals[1]).to(self.q.dtype), self.q.device)
         own = None if found.basis is None else torch.from_numpy(found.basis)
         return VertexResult(SparseCoupling.of(plan, cost.device), dual, own)
 

@@ -2,9 +2,10 @@
 
     W = D_X T D_Y,    C(T) = a 1^T + 1 b^T - 2 W,
 
-for the steps of `torchgw.solvers.conditional_gradient` between the plans of `torchgw.solvers.sparse_transport`. W
-(N, K) has few entries, and stands for the cost: a plan is worth what it has on those, and the rest of its mass is put
-together in order.
+for the steps of `torchgw.solvers.conditional_gradient` between the plans of `torchgw.solvers.linear_oracle`. W
+(N, K) has few entries, and stands for the cost: a plan is worth what it has on those, and the rest of its mass may stay
+away, and is put together in order. With potentials f, g >= 0 and f_i + g_j >= W_ij on all entries, no plan is worth
+more than p . f + q . g, so the gap is known over all N K pairs.
 """
 
 from __future__ import annotations
@@ -13,21 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import diags_array
 from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import entry_rows, make_csr, select_entries
-from torchgw.objective.bounds import monotone_coupling
+from torchgw.linalg.sparse_entries import entry_rows, select_entries
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.conditional_gradient import DescentState, VertexResult, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.sparse_transport import dual_bound, find_best_permutation, find_best_plan
-from torchgw.solvers.transport_lp import equal_masses
+from torchgw.solvers.linear_oracle import equal_masses, repair_marginals, solve_transport
+from torchgw.solvers.transport_costs import SparseCost, union
 from torchgw.types import Array
 
 ASSIGNED = 0.01  # of the progress that is asked for: assignments take little time
+ROUNDS = 2  # of a linear program
 NEGLIGIBLE = 1e-14  # of a point's mass
 HOST = torch.device("cpu")
 
@@ -51,13 +51,10 @@ class SparseProgram:
         return self.objective.value(cost, plan.matrix)
 
     def vertex(self, state: DescentState[SparseCoupling, Any], priced: bool) -> VertexResult:
-        W, (p, q) = state.cost, (self.p, self.q)
-        if self.equal:
-            best = find_best_permutation(W, p)
-        else:
-            best = find_best_plan(W, state.plan.matrix, p, q, self._price(state.dual))
-        plan = SparseCoupling.of(complete_marginals(best.plan, p, q), HOST)
-        return VertexResult(plan, self._dual(best.price), bound=self._lowest(best.bound))
+        price = self._price(state.dual)
+        best, price, most = find_best_plan(state.cost, state.plan.matrix, self.p, self.q, price)
+        plan = SparseCoupling.of(repair_marginals(best, self.p, self.q), HOST)
+        return VertexResult(plan, self._dual(price), bound=self._lowest(most))
 
     def bound(self, state: DescentState[SparseCoupling, Any]) -> tuple[Tensor, Tensor]:
         most = dual_bound(state.cost, self._price(state.dual), self.p, self.q)
@@ -70,7 +67,7 @@ class SparseProgram:
             T = state.plan.matrix  # in this form, entries that both have stay as they are, and ties stay ties
             mixed = (T + length * (vertex.matrix - T)).tocsr()
             mixed = select_entries(mixed, mixed.data > NEGLIGIBLE * self.p[entry_rows(mixed)])
-            vertex = SparseCoupling.of(complete_marginals(mixed, self.p, self.q), HOST)
+            vertex = SparseCoupling.of(repair_marginals(mixed, self.p, self.q), HOST)
         return vertex, self.linearise(vertex)
 
     def _price(self, dual: Tensor) -> Array:
@@ -96,22 +93,32 @@ def descend_sparsely(
     ``progress`` is the last; where masses are equal, a hundredth of that.
     """
     program = SparseProgram(objective)
-    plan = SparseCoupling.of(complete_marginals(start, objective.p, objective.q), HOST)
+    plan = SparseCoupling.of(repair_marginals(start, objective.p, objective.q), HOST)
     progress *= ASSIGNED if program.equal else 1.0
     return conditional_gradient(program, plan, torch.from_numpy(objective.b), loop, progress=progress)
 
 
-def complete_marginals(T: Any, p: Array, q: Array) -> Any:
-    """A plan of the marginals p (N,), q (K,): rows and columns that hold too much are scaled down, and what is missing
-    is put together in the order of the points, at no more than N + K entries."""
-    for axis, mass in ((1, p), (0, q)):
-        sums = T.sum(axis=axis)
-        over = np.divide(mass, sums, out=np.ones_like(mass), where=sums > mass)
-        T = (diags_array(over) @ T if axis == 1 else T @ diags_array(over)).tocsr()
-    missing: list[Array] = [(mass - T.sum(axis=axis)).clip(min=0) for axis, mass in ((1, p), (0, q))]
-    left = [np.flatnonzero(side > NEGLIGIBLE * mass) for side, mass in zip(missing, (p, q), strict=True)]
-    if not all(map(len, left)):
-        return T
-    row, column, share = monotone_coupling(*(side[where] for side, where in zip(missing, left, strict=True)))
-    total = min(float(side.sum()) for side in missing)
-    return (T + make_csr(left[0][row], left[1][column], share * total, T.shape)).tocsr()
+def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[Any, Array, float]:
+    """A plan (N, K) with marginals of at most p, q that is best on the entries of W, column potentials (K,), and what
+    no plan is worth more than by these.
+
+    ``price`` (K,) are potentials to choose entries by; those of the plan T are among them.
+    """
+    (n, k), W = W.shape, select_entries(W, W.data > 0)
+    cost, T = SparseCost(W), T.multiply(W).tocsr()
+    masses = np.append(p, q.sum()), np.append(q, p.sum())
+    vertex = solve_transport(cost, *masses, np.append(-price, 0.0), union(cost.slack, cost.positions(T)), ROUNDS)
+    found = (-vertex.duals[1][:-1] - vertex.duals[0][-1]).clip(min=0.0)
+    return vertex.plan[:n, :k], found, dual_bound(W, found, p, q)
+
+
+def row_potentials(W: Any, price: Array) -> Array:
+    """The least f (N,) >= 0 with f_i + price_j >= W_ij on all entries."""
+    found = np.zeros(W.shape[0])
+    np.maximum.at(found, entry_rows(W), W.data - price[W.indices])
+    return found
+
+
+def dual_bound(W: Any, price: Array, p: Array, q: Array) -> float:
+    """What no plan is worth more than, by potentials of the columns ``price`` (K,) >= 0."""
+    return float(p @ row_potentials(W, price) + q @ price)

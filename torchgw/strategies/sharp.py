@@ -20,7 +20,6 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import mean_cost
@@ -29,15 +28,15 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
-from torchgw.solvers.factored_transport import has_vertex_solver, north_west_corner
 from torchgw.solvers.finish import precision_warning
 from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
+from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
-from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import TransportError, equal_masses
+from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import is_symmetric
@@ -292,9 +291,10 @@ class _Descent:
         coupling = DenseCoupling(plan)
         cost = exact(coupling, p)
         order = Order.of(cost)
-        duals, feasible = (c_transform(cost, dual, q), dual), north_west_corner(order, plan.argmax(0), p, q)
+        rows, columns = (mass.numpy() for mass in to_host(p, q))
+        feasible = north_west_corner(rows, columns, order, plan.argmax(0).cpu().numpy())
         program = FactoredProgram(exact, order, p, q)
-        descent = partial(program.descend_from_vertex, cost, duals, feasible)
+        descent = partial(program.descend_from_vertex, cost, dual, feasible)
         try:
             found, status, entries = self.problem.stage(
                 "between-factors", lambda: (*descent(self.make_loop()), self.history)

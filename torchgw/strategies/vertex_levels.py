@@ -24,10 +24,10 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, row_potentials
-from torchgw.solvers.factored_transport import MOST_MASSES, north_west_corner
+from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, transform_potentials
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.pricing import Order, PricedCost, union
+from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner, uses_flows
+from torchgw.solvers.transport_costs import Order, TiledCost, union
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.types import Array, DistanceProvider
 
@@ -60,7 +60,7 @@ def descend_by_levels(
     TransportError
         Where a first linear problem is not solved.
     """
-    within, many = np.empty(0, dtype=np.int64), has_many_masses(p, q)
+    within, many = np.empty(0, dtype=np.int64), uses_flows(len(p), len(q))
     gradient = ExactGradient(*spaces, p, q)
     if many:
         x, y = (_make_cells(space, mass) for space, mass in zip(spaces, (p, q), strict=True))
@@ -74,34 +74,27 @@ def descend_by_levels(
         loop = replace(loop, history=history)
         core = x.features.T @ found.plan.apply(y.features, 1)
         cost, within = gradient.cost_from_factored_plan(core, p, q), expand_cell_pairs(found.plan, x, y)
-        g, fine, few = found.dual, Order.of(cost), Order.of(found.cost)
-        f = row_potentials(PricedCost.of(found.cost, few), found.plan, g)
-        row = _transform_potentials(cost, found.cost, Order(fine.rows, few.columns), f[x.label], g)
-        column = _transform_potentials(cost.T, found.cost.T, Order(fine.columns, few.rows), g[y.label], f)
-        duals = row, column
+        fine, few = Order.of(cost), Order.of(found.cost)
+        f, g = transform_potentials(found.cost, few, found.dual), found.dual
+        between = (
+            FactoredCost(cost.a, found.cost.b, cost.U, found.cost.V),
+            FactoredCost(cost.b, found.cost.a, cost.V, found.cost.U),
+        )
+        duals = (
+            transform_potentials(between[0], Order(fine.rows, few.columns), g),
+            transform_potentials(between[1], Order(fine.columns, few.rows), f),
+        )
     order = Order.of(cost)
-    _, nearest = PricedCost.of(cost.T, order.transpose).c_transform(duals[1], duals[0])
+    row, column = (dual.cpu().numpy() for dual in duals)
+    _, nearest = TiledCost.of(cost.T, order.transpose).c_transform(row)
     if len(within) > MOST_WITHIN:
-        reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
+        reduced = TiledCost.of(cost, order).at(within, column) - row[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    feasible = union(north_west_corner(order, nearest, p, q), within)
+    feasible = union(north_west_corner(p.cpu().numpy(), q.cpu().numpy(), order, nearest), within)
     loop = replace(loop, tol=FLOWS_TOLERANCE if many else TOLERANCE)
-    found, status = FactoredProgram(gradient, order, p, q).descend_from_vertex(cost, duals, feasible, loop)
+    found, status = FactoredProgram(gradient, order, p, q).descend_from_vertex(cost, duals[1], feasible, loop)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
     return found, status, loop.history
-
-
-def has_many_masses(p: Tensor, q: Tensor) -> bool:
-    """Whether linear problems are flows."""
-    return len(p) + len(q) > MOST_MASSES
-
-
-def _transform_potentials(
-    cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor
-) -> Tensor:
-    """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
-    between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
-    return PricedCost.of(between, order).c_transform(row_dual, dual)[0]
 
 
 def _make_cells(space: DistanceProvider, mass: Tensor) -> Coarsening:

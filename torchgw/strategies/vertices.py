@@ -23,9 +23,9 @@ from torchgw.objective.certify import PlanStatistics, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.transport_lp import TransportError
 from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
 from torchgw.strategies.ladder import MultilevelState, refine_to_all_points
 from torchgw.strategies.sharp import FALL
