@@ -26,7 +26,7 @@ from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, transform_potentials
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner, uses_flows
+from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner
 from torchgw.solvers.transport_costs import Order, TiledCost, union
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.types import Array, DistanceProvider
@@ -60,7 +60,7 @@ def descend_by_levels(
     TransportError
         Where a first linear problem is not solved.
     """
-    within, many = np.empty(0, dtype=np.int64), uses_flows(len(p), len(q))
+    within, many = np.empty(0, dtype=np.int64), len(p) + len(q) > MOST_MASSES
     gradient = ExactGradient(*spaces, p, q)
     if many:
         x, y = (_make_cells(space, mass) for space, mass in zip(spaces, (p, q), strict=True))
