@@ -55,10 +55,9 @@ from torchgw.solvers import (
     assignment,
     branch_and_bound,
     chains,
+    entropic,
     factored_descent,
     factored_transport,
-    finish,
-    fixed_point,
     frank_wolfe,
     hessian,
     inner,
@@ -66,7 +65,6 @@ from torchgw.solvers import (
     low_rank,
     minimum_cost_flow,
     model_form,
-    newton,
     one_to_one,
     permutations,
     pricing,
@@ -276,13 +274,13 @@ def _is_relaxed(given: tuple[Any, ...], named: Mapping[str, Any], result: Any) -
     return bool(named["options"].relaxation > 1)
 
 
-def _whole_step(self: Any, plan: torch.Tensor) -> Any:
-    return fixed_point.DampedStep(self.plan.copy_(plan))
+def _whole_step(last: Any, solution: torch.Tensor) -> Any:
+    return solution.clone(), None, torch.ones(())
 
 
 def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: Any, watch: Any, history: Any) -> Any:
     loop = iterate.Loop(watch, history, options.stopping.max_iter)
-    return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
+    return entropic.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
 def _priced(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
@@ -810,8 +808,8 @@ MECHANISMS = (
     Mechanism(
         "damping",
         "Steps between plans are halved where two plans are each other's answer.",
-        (fixed_point.DampedStep,),
-        (Switch(fixed_point.DampedStep.step_towards, _whole_step, lambda given, named, result: result.step < 1),),
+        (entropic.step_between,),
+        (Switch(entropic.step_between, _whole_step, lambda given, named, result: bool(result[2] < 1)),),
         ENTROPIC,
         True,
     ),
@@ -828,9 +826,9 @@ MECHANISMS = (
     Mechanism(
         "newton",
         "Newton's method solves the fixed point to a tolerance.",
-        (newton.refine_by_newton, newton._cost),
-        (Switch(newton.refine_by_newton, _fixed_point),),
-        "solvers/newton.py",
+        (entropic.refine_by_newton, entropic._cost),
+        (Switch(entropic.refine_by_newton, _fixed_point),),
+        "solvers/entropic.py",
         False,
         "gradients",
     ),
@@ -921,7 +919,7 @@ CORE = (
     Core(
         "entropic iteration",
         "Every entropic solve is this fixed-point loop.",
-        (fixed_point, inner, iterate, finish, smooth, warm_start),
+        (entropic, inner, iterate, smooth, warm_start),
     ),
     Core("conditional gradients", "Every end without entropy is this loop.", (frank_wolfe, sharp)),
     Core("linear transport", "Every step without entropy solves one of these.", (transport_lp, pricing)),

@@ -15,7 +15,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import PlanSensitivity
-from torchgw.solvers.newton import marginal_stiffness
+from torchgw.solvers.entropic import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.types import DistanceProvider

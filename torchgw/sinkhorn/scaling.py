@@ -73,13 +73,23 @@ class ScalingRun(NamedTuple):
     state : the plan.
     residual : L1 column residual.
     n_iter : iterations done.
-    warm_residual : L1 column residual of the warm potentials.
+    warm_residual : L1 column residual of the warm potentials. Both are on the device where the host has not read them.
     """
 
     state: ScalingState
-    residual: float
+    residual: Tensor | float
     n_iter: int
-    warm_residual: float
+    warm_residual: Tensor | float
+
+
+@as_cuda_graph("out")
+def start_scaling(
+    score: Score, row: MarginalConstraint, column: MarginalConstraint, out: Tensor, f: Tensor, g: Tensor
+) -> ScalingState:
+    """`iterate_and_absorb` from warm potentials, the column's where that side alone is relaxed."""
+    if column.has_divergence and not row.has_divergence:
+        f = row.potential(score.softmin(g, 1))
+    return iterate_and_absorb(score, row, column, out, f, g)
 
 
 @as_cuda_graph("out")
@@ -186,17 +196,20 @@ def solve_by_scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornO
     options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
     max_iter : most iterations, those in the log domain included; at least two are done.
     """
-    if scaler.column.has_divergence and not scaler.row.has_divergence:
-        f = scaler.row.potential(scaler.score.softmin(g, 1))
-    first = iterate_and_absorb(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
+    first = start_scaling(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
     found = iterate_scaling(scaler, first, options=options, max_iter=max_iter)
     f, g, largest = finish_scaling(scaler.out, found.state)
     return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
 
 def iterate_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
-    """Go on from the state of `iterate_and_absorb`, as `solve_by_scaling` does, whose last step is left."""
+    """Go on from the state of `start_scaling`, as `solve_by_scaling` does, whose last step is left.
+
+    Fewer iterations than lie between two checks are done without one: the host does not wait for them."""
     score, row, column = scaler.score, scaler.row, scaler.column
+    if max_iter < options.check_every:
+        now = first if max_iter <= 2 else _continue_scaling(scaler, first, [max_iter - 2], options.relaxation, 0.0)
+        return ScalingRun(now, now.readings.flatten()[-2], max(max_iter, 2), first.readings[0])
     now, change, weight, n_iter = first, None, options.relaxation, 0
     together = CHECKS if scaler.out.is_cuda and scaler.out.numel() <= FEW_PAIRS else 1
 

@@ -136,7 +136,7 @@ class ModelForm:
         (p, q), marginals = self.model.masses, self.model.marginals
         total = self._largest_mass if marginals.varied else marginals.total or 1.0
         plan.mul_(total / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
-        plan = round_plan(plan, p, q, marginals)
+        round_plan(plan, p, q, marginals)
         if not self.has_slack_points:
             return plan.T.contiguous() if self.has_free_rows else plan
         whole = torch.nn.functional.pad(plan, (0, 1, 0, 1))

@@ -30,10 +30,9 @@ from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
+from torchgw.solvers.entropic import descend, precision_warning
 from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
 from torchgw.solvers.factored_transport import has_vertex_solver, north_west_corner
-from torchgw.solvers.finish import precision_warning
-from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
 from torchgw.solvers.iterate import Loop, State
 from torchgw.solvers.model_form import ModelForm, make_continuation_models
