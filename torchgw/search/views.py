@@ -40,7 +40,7 @@ from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import compare_subtrees
 from torchgw.sinkhorn.scaling import balance, scale_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.proximal import epsilon_levels, proximal_steps
+from torchgw.solvers.entropic import epsilon_levels, proximal_steps
 from torchgw.spaces.shortest_paths import compute_relative_hops
 from torchgw.types import DistanceProvider
 
@@ -211,8 +211,8 @@ def match_by_matrices(x: SpaceGraph, y: SpaceGraph, watch: Watch, matrix: Callab
     loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.has_directions), p[:, None] * q
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
-    score = lambda plan, epsilon: loss.cost(plan, p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
-    return flush_small(proximal_steps(score, product.log2(), p, q, epsilon_levels(unit), watch).exp2_())
+    score = lambda plan, epsilon: loss.cost(plan[0], p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
+    return flush_small(proximal_steps(score, product.log2()[None], p, q, epsilon_levels(unit), watch)[0].exp2_())
 
 
 def match_by_spectra(x: SpaceGraph, y: SpaceGraph, watch: Watch, width: float) -> Tensor:
