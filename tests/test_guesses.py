@@ -162,6 +162,6 @@ def test_proximal_steps_go_down_from_the_product_plan_and_keep_its_marginals() -
     plan = proximal_plan(gradient, *masses, Watch()).double().numpy()
     assert (plan >= 0).all()
     assert plan[3].max() < 1e-12
-    np.testing.assert_allclose(plan.sum(1), p / p.sum(), rtol=1e-4)
-    np.testing.assert_allclose(plan.sum(0), q / q.sum(), atol=1e-3)
+    np.testing.assert_allclose(plan.sum(1), p / p.sum(), atol=1e-3)
+    np.testing.assert_allclose(plan.sum(0), q / q.sum(), rtol=1e-4)
     assert energy(A, B, plan) < 0.8 * energy(A, B, np.outer(p, q) / p.sum() / q.sum())

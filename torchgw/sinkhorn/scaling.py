@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.kernels.logsumexp import flush_small
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flush_small, logsumexp2_
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import AsyncNumbers
@@ -276,12 +276,28 @@ def scale_plans(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return flush_small(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
 
 
-def balance(
-    kernel: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
-) -> tuple[Tensor, Tensor]:
-    """Scalings u (..., N), v (..., K) after ``n_iter`` plain iterations on a batch of plans with potentials f, g."""
+def solve_plans(
+    score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Plans (B, N, K) of a batch of scores, and their potentials (B, N), (B, K), after ``n_iter`` plain iterations from
+    warm ones: the first in the log domain, the rest by scaling. Like `torchgw.kernels.small_transport`, for any sides.
+    """
+    if column.has_divergence:
+        f = row.potential(logsumexp2_(score + g[..., None, :], -1))
+    g = column.potential(logsumexp2_(score + f[..., :, None], -2))
+    softmin = logsumexp2_(score + g[..., None, :], -1)
+    f = row.potential(softmin)
+    relaxed = row.has_divergence or column.has_divergence
+    if relaxed:
+        t, s = translation(row, column, f, g, log_total(f + softmin))
+        f, g = f + t, g + s
+    kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
     u, v = torch.ones_like(f), torch.ones_like(g)
-    for _ in range(n_iter):
+    for _ in range(n_iter - 1):
         v = column.scaling(g, torch.matmul(u[..., None, :], kernel)[..., 0, :])
         u = row.scaling(f, torch.matmul(kernel, v[..., :, None])[..., 0])
-    return u, v
+    plan, f, g = scale_plans(kernel, u, v), f + u.log2(), g + v.log2()
+    if relaxed:
+        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
+        plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
+    return plan, f, g

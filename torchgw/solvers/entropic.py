@@ -329,13 +329,15 @@ def proximal_steps(
     """A step at each of ``epsilons`` from plans 2^``exponents`` (B, N, K), which are written over by the exponents of
     the plans that they end in; masses p (N,), q (K,) of sum one."""
     log_p, log_q, (_, n, k) = p.log2(), q.log2(), exponents.shape
-    solve = small_transport.choose("auto", Workload(p.device, p.dtype, (n, k))).function.solve
-    plans, f, g = flush_small(exponents.exp2()), torch.zeros_like(exponents[:, :, 0]), exponents.new_zeros(())
+    solve = small_transport.choose("auto", Workload(p.device, p.dtype, (k, n))).function.solve
+    plans, f, g = flush_small(exponents.exp2()), exponents.new_zeros(()), torch.zeros_like(exponents[:, 0])
     for epsilon in epsilons:
         if watch.should_skip() or epsilon <= 0:
             break
         exponents += score(plans, epsilon)
-        plans, f, g = solve(exponents, log_p, log_q, f, g, ITERATIONS)
+        # From the last column potentials, which the transposed problem takes first.
+        turned, g, f = solve(exponents.mT, log_q, log_p, g, f, ITERATIONS)
+        plans = turned.mT
         exponents.add_(f[:, :, None]).add_(g[:, None, :])
     return exponents
 
