@@ -364,7 +364,7 @@ MECHANISMS = (
         "start-hot",
         "Half of the starts are annealed from a temperature at which only the product plan is optimal.",
         (),
-        (constant(anneal, "HOT", anneal.COLD), seen(anneal._search_starts)),
+        (constant(anneal, "HOT", anneal.COLD), seen(anneal.begin_searches)),
         STARTS,
     ),
     Mechanism(

@@ -326,20 +326,20 @@ def make_score(gradient: Gradient, p: Tensor) -> BatchScore:
 def proximal_steps(
     score: BatchScore, exponents: Tensor, p: Tensor, q: Tensor, epsilons: Iterable[float], watch: Watch
 ) -> Tensor:
-    """A step at each of ``epsilons`` from plans 2^``exponents`` (B, N, K), which are written over by the exponents of
-    the plans that they end in; masses p (N,), q (K,) of sum one."""
+    """The exponents of the plans (B, N, K) that a step at each of ``epsilons`` leads to from plans 2^``exponents``;
+    masses p (N,), q (K,) of sum one."""
     log_p, log_q, (_, n, k) = p.log2(), q.log2(), exponents.shape
     solve = small_transport.choose("auto", Workload(p.device, p.dtype, (k, n))).function.solve
-    plans, f, g = flush_small(exponents.exp2()), exponents.new_zeros(()), torch.zeros_like(exponents[:, 0])
+    # Transposed problems take the last column potentials first.
+    plans, turned, g = flush_small(exponents.exp2()), exponents.mT.contiguous(), torch.zeros_like(exponents[:, 0])
     for epsilon in epsilons:
         if watch.should_skip() or epsilon <= 0:
             break
-        exponents += score(plans, epsilon)
-        # From the last column potentials, which the transposed problem takes first.
-        turned, g, f = solve(exponents.mT, log_q, log_p, g, f, ITERATIONS)
-        plans = turned.mT
-        exponents.add_(f[:, :, None]).add_(g[:, None, :])
-    return exponents
+        turned += score(plans, epsilon).mT
+        found, g, f = solve(turned, log_q, log_p, g, g, ITERATIONS)
+        turned.add_(g[:, :, None]).add_(f[:, None, :])
+        plans = found.mT
+    return turned.mT
 
 
 def product_energy(gradient: Gradient, p: Tensor, q: Tensor) -> Tensor:
