@@ -54,9 +54,8 @@ from torchgw.solvers import (
     assignment,
     branch_and_bound,
     conditional_gradient,
+    entropic,
     factored_descent,
-    finish,
-    fixed_point,
     hessian,
     inner,
     iterate,
@@ -64,10 +63,8 @@ from torchgw.solvers import (
     low_rank,
     minimum_cost_flow,
     model_form,
-    newton,
     one_to_one,
     problem,
-    proximal,
     sampled,
     soft_plan,
     solution,
@@ -272,13 +269,13 @@ def _is_relaxed(given: tuple[Any, ...], named: Mapping[str, Any], result: Any) -
     return bool(named["options"].relaxation > 1)
 
 
-def _whole_step(self: Any, plan: torch.Tensor) -> Any:
-    return fixed_point.DampedStep(self.plan.copy_(plan))
+def _whole_step(last: Any, solution: torch.Tensor) -> Any:
+    return solution.clone(), None, torch.ones(())
 
 
 def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: Any, watch: Any, history: Any) -> Any:
     loop = iterate.Loop(watch, history, options.stopping.max_iter)
-    return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
+    return entropic.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
 def _priced(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 0, basis: Any = None) -> Any:
@@ -358,7 +355,7 @@ MECHANISMS = (
         "start-hot",
         "Half of the starts are annealed from a temperature at which only the product plan is optimal.",
         (),
-        (constant(anneal, "HOT", anneal.COLD), seen(anneal._search_starts)),
+        (constant(anneal, "HOT", anneal.COLD), seen(anneal.begin_searches)),
         STARTS,
     ),
     Mechanism(
@@ -371,7 +368,7 @@ MECHANISMS = (
     Mechanism(
         "start-proximal",
         "Proximal steps lead from the product plan to a start on all points.",
-        (full_starts.make_proximal_starts, full_starts._candidate_from_plan, proximal.proximal_plan),
+        (full_starts.make_proximal_starts, full_starts._candidate_from_plan, entropic.proximal_plan),
         (Switch(full_starts.make_proximal_starts, _product_alone),),
         ENTROPIC,
         True,
@@ -734,8 +731,8 @@ MECHANISMS = (
     Mechanism(
         "damping",
         "Steps between plans are halved where two plans are each other's answer.",
-        (fixed_point.DampedStep,),
-        (Switch(fixed_point.DampedStep.step_towards, _whole_step, lambda given, named, result: result.step < 1),),
+        (entropic.step_between,),
+        (Switch(entropic.step_between, _whole_step, lambda given, named, result: bool(result[2] < 1)),),
         ENTROPIC,
         True,
     ),
@@ -752,9 +749,9 @@ MECHANISMS = (
     Mechanism(
         "newton",
         "Newton's method solves the fixed point to a tolerance.",
-        (newton.refine_by_newton, newton._cost),
-        (Switch(newton.refine_by_newton, _fixed_point),),
-        "solvers/newton.py",
+        (entropic.refine_by_newton, entropic._cost),
+        (Switch(entropic.refine_by_newton, _fixed_point),),
+        "solvers/entropic.py",
         False,
         "gradients",
     ),
@@ -832,7 +829,7 @@ CORE = (
     Core(
         "entropic iteration",
         "Every entropic solve is this fixed-point loop.",
-        (fixed_point, inner, iterate, finish, smooth, warm_start),
+        (entropic, inner, iterate, smooth, warm_start),
     ),
     Core("conditional gradients", "Every end without entropy is this loop.", (conditional_gradient, sharp)),
     Core("linear transport", "Every step without entropy solves one of these.", (linear_oracle, transport_costs)),
@@ -843,7 +840,6 @@ CORE = (
     ),
     Core("all points as landmarks", "What is left of the file are candidates and plans.", (every_point,)),
     Core("lifting", "Without it nothing leads from landmarks to all points.", (lift,)),
-    Core("proximal steps", "The contest between graphs consists of them.", (proximal,)),
     Core("exact ends of permutations", "The contest between graphs ends in them.", (assignment,)),
     Core("records", "They hold what is asked, found and returned.", (candidate, problem, solution)),
     Core("dense and streaming solves", "They are the two routes that sizes choose.", (dense, streaming, cells, ladder)),

@@ -43,16 +43,8 @@ from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, SpaceGraph, plan_from_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, plan_of_order
+from torchgw.solvers.entropic import STEPS, BatchScore, epsilon_levels, make_score, product_energy, proximal_steps
 from torchgw.solvers.problem import StoredProblem
-from torchgw.solvers.proximal import (
-    MIXED,
-    STEPS,
-    BatchScore,
-    epsilon_levels,
-    make_score,
-    product_energy,
-    proximal_steps,
-)
 from torchgw.solvers.warm_start import WarmStart
 
 COST, EVERY = "linear cost", "all permutations"
@@ -67,6 +59,7 @@ MOST_TRIED = 7  # points of which all permutations are tried
 DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
 LISTED = 4
+MIXED = 0.01  # of the product plan, in a plan from which steps begin
 
 
 class ContestEffort(NamedTuple):
@@ -143,20 +136,16 @@ class _Contest:
                 found.append(mean_cost(gradient(coupling, p), coupling, p, q))
             return torch.stack(found)
 
+        score = make_score(gradient, p)
         if problem.model.is_standard:
-            sides = (x.D, y.D) if assignment is None else (x.contrast, y.contrast)
-            cross = Cross.of(*sides, symmetric)
+            cross = Cross.of(*((x.D, y.D) if assignment is None else (x.contrast, y.contrast)), symmetric)
 
-            def score(plans: Tensor, epsilon: float) -> Tensor:
+            def score_by_products(plans: Tensor, epsilon: float) -> Tensor:
                 found = cross(plans)
                 found -= found.mean(-1, keepdim=True)
                 return found.mul_(2 * LOG2E / epsilon)
-        else:
-            one = make_score(gradient, p)
 
-            def score(plans: Tensor, epsilon: float) -> Tensor:
-                return torch.stack([one(plan, epsilon) for plan in plans])
-
+            score = score_by_products
         return cls(problem, x, y, unit, assignment, score, energies)
 
     @cached_property

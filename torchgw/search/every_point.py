@@ -202,7 +202,7 @@ def _with_plan(candidate: Candidate, plan: Tensor) -> Candidate:
 def _merge_same_basins(basins: list[CoarseBasin]) -> list[CoarseBasin]:
     """Those whose plans are apart, the lowest first; counts of those merged are added."""
     energies = basins[0].plan.new_tensor([basin.energy for basin in basins])
-    groups = group_into_basins(torch.stack([basin.plan for basin in basins]), energies, KEPT).groups
+    groups = group_into_basins(torch.stack([basin.plan for basin in basins]), energies, KEPT)
     return [replace(basins[group[0]], count=sum(basins[i].count for i in group)) for group in groups]
 
 

@@ -107,7 +107,7 @@ class ModelForm:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
         (p, q), marginals = self.model.masses, self.model.marginals
         plan.mul_((marginals.total or 1.0) / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
-        plan = round_plan(plan, p, q, marginals)
+        round_plan(plan, p, q, marginals)
         if not self.has_slack_points:
             return plan.T.contiguous() if self.has_free_rows else plan
         whole = torch.nn.functional.pad(plan, (0, 1, 0, 1))

@@ -27,7 +27,7 @@ from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses

@@ -50,7 +50,7 @@ from torchgw.search.coarsen import STORED_CELLS
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.problem import Problem, StoredProblem

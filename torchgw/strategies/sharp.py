@@ -27,9 +27,8 @@ from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.entropic import descend, precision_warning
 from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
-from torchgw.solvers.finish import precision_warning
-from torchgw.solvers.fixed_point import descend
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
