@@ -76,20 +76,8 @@ from torchgw.solvers import (
 )
 from torchgw.spaces import coarsening
 from torchgw.spaces import low_rank as low_rank_spaces
-from torchgw.strategies import (
-    cells,
-    continuation,
-    dense,
-    ladder,
-    sharp,
-    smooth,
-    sparse,
-    streaming,
-    surrogate,
-    vertex_levels,
-    vertices,
-    within_memory,
-)
+from torchgw.strategies import dense, multilevel, sharp, sparse, streaming, vertices, within_memory
+from torchgw.strategies import entropic as entropic_strategy
 from torchgw.strategies import low_rank as low_rank_strategy
 
 PACKAGE = Path(torchgw.__file__).parent
@@ -243,8 +231,9 @@ def _without_pairs(
     return _improve(pool, parents, rounds, stale, fall, apart, unpaired)
 
 
-def _all_of_them(asked: Any, candidates: list[Any], *nearly: float) -> tuple[list[Any], list[Any]]:
-    return [replace(each, level="full") for each in candidates], []
+def _all_of_them(asked: Any, candidates: list[Any], chosen: list[Any], nearly: float) -> tuple[list[Any], int]:
+    others = [each for each in candidates if all(each is not one for one in chosen)]
+    return [*(replace(each, level="full") for each in chosen), *others], len(chosen)
 
 
 def _first_with_plans(asked: Any, candidates: list[Any], plans: Any) -> list[Any]:
@@ -252,8 +241,8 @@ def _first_with_plans(asked: Any, candidates: list[Any], plans: Any) -> list[Any
     return [replace(each, start=replace(each.start, plan=plan)) for each, plan in pairs]
 
 
-def _first_step_of_path(asked: Any, first: Any, seconds: float, solve: Any) -> Any:
-    return replace(first, path=(continuation.make_epsilon_step(asked, first, seconds),))
+def _first_step_of_path(asked: Any, first: Any, seconds: float) -> Any:
+    return replace(first, path=(entropic_strategy.make_epsilon_step(asked, first, seconds),))
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -345,13 +334,6 @@ MECHANISMS = (
         STARTS,
     ),
     Mechanism(
-        "start-random-all",
-        "Random plans on all points are starts of models without entropy.",
-        (initial_guesses.draw_random_plans,),
-        (Switch((dense, "draw_random_plans"), lambda *given: []),),
-        STARTS,
-    ),
-    Mechanism(
         "start-hot",
         "Half of the starts are annealed from a temperature at which only the product plan is optimal.",
         (),
@@ -372,13 +354,6 @@ MECHANISMS = (
         (Switch(full_starts.make_proximal_starts, _product_alone),),
         ENTROPIC,
         True,
-    ),
-    Mechanism(
-        "start-product",
-        "Solves without entropy also begin at the product plan.",
-        (full_starts.make_product_starts,),
-        (empty(full_starts.make_product_starts),),
-        STARTS,
     ),
     Mechanism(
         "start-both-ways",
@@ -484,16 +459,16 @@ MECHANISMS = (
     Mechanism(
         "cells-of-curves",
         "Entropic solves between curves begin between cells and climb to all points.",
-        (ladder.solve_from_cells, ladder._should_use_cells, ladder._begin_on_cells),
-        (never(ladder._should_use_cells),),
+        (multilevel.solve_from_cells, multilevel._begin_on_cells),
+        (never(multilevel._should_use_cells),),
         LEVELS,
         True,
     ),
     Mechanism(
         "ladder",
         "A streaming solve climbs by four times as many cells on each level.",
-        (ladder._solve_next_level,),
-        (constant(ladder, "GROWTH", 10**9), seen(ladder._solve_next_level)),
+        (multilevel._solve_next_level,),
+        (constant(multilevel, "GROWTH", 10**9), seen(multilevel._solve_next_level)),
         LEVELS,
         True,
         "scale",
@@ -501,8 +476,8 @@ MECHANISMS = (
     Mechanism(
         "vertex-levels",
         "Vertices of many points are found between cells first.",
-        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels._transform_potentials),
-        (never(vertex_levels.has_many_masses),),
+        (vertices._make_cells, vertices.expand_cell_pairs),
+        (constant(vertices, "MOST_MASSES", 10**9), seen(vertices.descend_by_levels)),
         LEVELS,
         True,
         "vertices",
@@ -566,8 +541,6 @@ MECHANISMS = (
             assignment.AssignmentProblem.improve_by_exchanges,
             assignment._exchange_gains,
             assignment._exchange_gain,
-            sharp._exchange_matches,
-            sharp._improve_by_exchanges,
         ),
         (
             Switch(
@@ -589,8 +562,8 @@ MECHANISMS = (
     Mechanism(
         "race",
         "After one step on all points, only candidates nearly as low as the lowest go on.",
-        (dense._rank_after_one_step, sharp.take_first_step),
-        (Switch(dense._rank_after_one_step, _all_of_them, lambda given, named, result: len(given[1]) > 1),),
+        (dense._rank_after_one_step,),
+        (Switch(dense._rank_after_one_step, _all_of_them, lambda given, named, result: len(given[2]) > 1),),
         MULTISTART,
         True,
     ),
@@ -626,8 +599,8 @@ MECHANISMS = (
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, sharp._Descent._solve_between_factors),
-        (none(sharp._Descent._solve_between_factors),),
+        (factored_descent, sharp._descend_between_factors),
+        (none(sharp._descend_between_factors),),
         GRADIENT,
         True,
         "vertices",
@@ -696,20 +669,6 @@ MECHANISMS = (
         "vertices",
     ),
     Mechanism(
-        "second-lead",
-        "Semi-relaxed plans are also searched by a partial model.",
-        (model_form.make_search_models,),
-        (
-            Switch(
-                model_form.make_search_models,
-                lambda model, found=model_form.make_search_models: found(model)[:1],
-                lambda given, named, result: len(result) > 1,
-            ),
-        ),
-        MULTISTART,
-        True,
-    ),
-    Mechanism(
         "sharpening",
         "An entropic solve by default ends without entropy, from its plan.",
         (sharp.sharpen,),
@@ -720,10 +679,12 @@ MECHANISMS = (
     Mechanism(
         "continuation",
         "An epsilon that is left to the solve falls while that sharpens the plan.",
-        (continuation.continue_in_epsilon, continuation.mean_row_entropy),
+        (entropic_strategy.continue_in_epsilon,),
         (
             Switch(
-                continuation.continue_in_epsilon, _first_step_of_path, lambda given, named, result: len(result.path) > 1
+                entropic_strategy.continue_in_epsilon,
+                _first_step_of_path,
+                lambda given, named, result: len(result.path) > 1,
             ),
         ),
         EPSILON,
@@ -829,7 +790,7 @@ CORE = (
     Core(
         "entropic iteration",
         "Every entropic solve is this fixed-point loop.",
-        (entropic, inner, iterate, smooth, warm_start),
+        (entropic, entropic_strategy, inner, iterate, warm_start),
     ),
     Core("conditional gradients", "Every end without entropy is this loop.", (conditional_gradient, sharp)),
     Core("linear transport", "Every step without entropy solves one of these.", (linear_oracle, transport_costs)),
@@ -842,10 +803,10 @@ CORE = (
     Core("lifting", "Without it nothing leads from landmarks to all points.", (lift,)),
     Core("exact ends of permutations", "The contest between graphs ends in them.", (assignment,)),
     Core("records", "They hold what is asked, found and returned.", (candidate, problem, solution)),
-    Core("dense and streaming solves", "They are the two routes that sizes choose.", (dense, streaming, cells, ladder)),
+    Core("dense and streaming solves", "They are the two routes that sizes choose.", (dense, streaming, multilevel)),
     Core("route", "It calls the strategy that was chosen.", (within_memory,)),
     Core("cells of streaming", "A streaming solve has no other first level.", (coarsen,)),
-    Core("vertices of many points", "Without it, many points have no end without entropy.", (vertices, vertex_levels)),
+    Core("vertices of many points", "Without it, many points have no end without entropy.", (vertices,)),
     Core(
         "sparse graphs",
         "They are asked for by name.",

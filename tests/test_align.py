@@ -223,7 +223,7 @@ def test_unchecked_outer_iterations_do_not_wait_for_the_device(monkeypatch: pyte
         raise InLoopOnlyError
 
     provider = EuclideanDistances(SPIRAL)
-    monkeypatch.setattr("torchgw.strategies.smooth.finish", stop)
+    monkeypatch.setattr("torchgw.strategies.entropic.finish", stop)
     for name in original:
         monkeypatch.setattr(torch.Tensor, name, counted(name))
     monkeypatch.setattr("torchgw.validate.provider", lambda *_: None)

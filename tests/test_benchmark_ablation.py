@@ -118,8 +118,8 @@ LARGE |= {"between-factors", "curves", "cells-of-curves", "newton", "sharpening"
 LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "landmarks-farthest"}
-SLOW |= {"landmarks-random", "landmarks-spread", "second-lead", "start-all-distributions"}
-SLOW |= {"start-random-all", "view-cost", "warm-basis"}
+SLOW |= {"landmarks-random", "landmarks-spread", "start-all-distributions"}
+SLOW |= {"view-cost", "warm-basis"}
 
 
 @cache

@@ -124,7 +124,7 @@ def test_a_cancelled_path_ends_where_it_was() -> None:
 
 def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgw import align as module
-    from torchgw.strategies import dense, smooth
+    from torchgw.strategies import dense, entropic
 
     expected = align({}, checkpoint=Checkpoint(tmp_path / "kept", every=0))
 
@@ -133,7 +133,7 @@ def test_a_finished_stage_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(module, "make_providers", fail)
     monkeypatch.setattr(dense, "find_basins", fail)
-    monkeypatch.setattr(smooth, "descend", fail)
+    monkeypatch.setattr(entropic, "descend", fail)
     assert_same(quietly(resume, tmp_path / "kept"), expected)
 
 

@@ -42,7 +42,7 @@ from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import AUTO_START
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.strategies.continuation import FALL, LEFT_OF_FEW, MOST_STEPS, MOVED, RATIO, SHARP
+from torchgw.strategies.entropic import FALL, LEFT_OF_FEW, MOST_STEPS, MOVED, RATIO, SHARP
 
 RNG = np.random.default_rng(0)
 

@@ -25,7 +25,7 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import LandmarkDistances
 from torchgw.spaces.coarsening import measure_coverage
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.strategies import ladder, within_memory
+from torchgw.strategies import multilevel, within_memory
 from torchgw.types import Array, DistanceProvider
 
 (X, ANGLE_X), (Y, ANGLE_Y) = make_spiral(820), make_swiss_roll(900, random_state=1)
@@ -124,13 +124,13 @@ def test_points_without_mass_and_an_end_from_outside_are_carried_through_cells(f
 
 
 def test_potentials_that_are_no_numbers_are_refused(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    lifted = ladder.lift_potentials
+    lifted = multilevel.lift_potentials
 
     def broken(*given: Any) -> tuple[Any, ...]:
         f, *others = lifted(*given)
         return f * math.nan, *others
 
-    monkeypatch.setattr(ladder, "lift_potentials", broken)
+    monkeypatch.setattr(multilevel, "lift_potentials", broken)
     with pytest.raises(FloatingPointError, match=r"epsilon = 0.001 is too small: potentials are beyond"):
         curves(epsilon=1e-3)
 

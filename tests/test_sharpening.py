@@ -20,10 +20,11 @@ from torchgw.persist import checkpoint
 from torchgw.request import limits, request
 from torchgw.search import basins
 from torchgw.search.candidate import Candidate
+from torchgw.solvers import linear_oracle
 from torchgw.solvers import problem as problems
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.spaces.low_rank import approximate_distances
-from torchgw.strategies import continuation, dense, sharp, within_memory
+from torchgw.strategies import dense, entropic, sharp, within_memory
 
 POINTS = 420
 MASSES = np.linspace(1, 2, POINTS) / (1.5 * POINTS)
@@ -143,7 +144,7 @@ def test_only_assignments_whose_epsilon_is_open(
     first: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for steps that take long, between fewer points."""
-    monkeypatch.setattr(continuation, "FEW_PAIRS", 0)
+    monkeypatch.setattr(entropic, "FEW_PAIRS", 0)
     result, _ = solved(2, **given)
     assert result.epsilon > 0
 
@@ -211,7 +212,7 @@ def test_a_higher_sharp_end_is_not_taken(first: str, monkeypatch: pytest.MonkeyP
 def test_a_plan_below_the_first_permutation_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Conditional gradients from a given plan never end above it."""
     worst = np.roll(np.arange(30), 7)
-    monkeypatch.setattr(sharp, "solve_assignment", lambda cost, dual, out: (worst, np.zeros(30)))
+    monkeypatch.setattr(linear_oracle, "solve_assignment", lambda cost, dual, out=None: (worst, np.zeros(30)))
     X, Y, match = cloud(30, 2, noise=0.05)
     init = np.zeros((30, 30))
     init[np.arange(30), match] = 1 / 30

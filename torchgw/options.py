@@ -221,7 +221,7 @@ class CoarseOptions(Worded):
 
 @dataclass(frozen=True, kw_only=True)
 class LadderOptions(Worded):
-    """How large problems are climbed in resolution; see `torchgw.strategies.ladder`.
+    """How large problems are climbed in resolution; see `torchgw.strategies.multilevel`.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from torchgw.request.request import Request
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.ranks import cut_of
 from torchgw.spaces.shared import SharedDistances
-from torchgw.strategies.ladder import MultilevelState
+from torchgw.strategies.multilevel import MultilevelState
 from torchgw.types import Callback, CheckpointWarning
 
 SHARE = ".share"

@@ -80,12 +80,6 @@ def make_product_candidate(problem: StoredProblem) -> Candidate:
     return Candidate(product_start(p.log2(), q.log2()), nowhere, math.inf, 1, "full", True, origin=PRODUCT)
 
 
-def make_product_starts(problem: StoredProblem) -> list[Candidate]:
-    """The product plan, for a problem without entropy."""
-    p, q = problem.masses
-    return make_unregularized_starts(problem, p[:, None] * q, "full", PRODUCT)
-
-
 def make_unregularized_starts(problem: StoredProblem, plan: Tensor, level: str, origin: str) -> list[Candidate]:
     """Both ways from a plan to an optimum without entropy: by annealing, which forgets what is rough in it, and between
     few points by conditional gradients from the plan itself, which only go down, by many linear programs."""

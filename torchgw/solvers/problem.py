@@ -31,7 +31,6 @@ from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses
-from torchgw.solvers.model_form import make_search_models
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces import PrecomputedDistances
@@ -159,6 +158,13 @@ class Problem:
         """Those that share the spaces, and the solve."""
         return ranks_of(self.source)
 
+    def between(
+        self, spaces: tuple[DistanceProvider, DistanceProvider], model: Model, dtype: torch.dtype
+    ) -> StoredProblem:
+        """The same problem between other points, with an exact gradient in this dtype."""
+        gradient = gradient_of(model, ExactGradient(*spaces, model.p.to(dtype), model.q.to(dtype), model.loss))
+        return StoredProblem.of(self, spaces=spaces, model=model, exact=True, gradient=gradient)
+
     def run_on_first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""
         result, state, stopped = self.ranks.run_on_first(
@@ -195,12 +201,6 @@ class StoredProblem(Problem):
         """The same problem with another entropy weight, and the tolerances that this asks for."""
         model, options = self.model.with_epsilon(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
         return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
-
-    @property
-    def search_problems(self) -> list[StoredProblem]:
-        """The same problem by the models that a search is by, the first of which is annealed, too."""
-        models = make_search_models(self.model)
-        return [self if model is self.model else replace(self, model=model).with_epsilon(0.0) for model in models]
 
     @property
     def quadratic(self) -> Gradient:

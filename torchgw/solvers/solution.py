@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.model import Values
+from torchgw.objective.value import Objective
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.iterate import State
@@ -65,6 +67,9 @@ class Solution:
     stored : the plan once more, where ``coupling`` has it by its potentials alone.
     path : the epsilons that a solve lowered by itself, ending with its own.
     cost : the exact C(T) (N, K) of the quadratic part in float64, where the loop ended with it.
+    basins : local optima that the search found, the best first.
+    ladder : the rungs of a solve that streamed, or began between cells.
+    seconds : of each phase.
     """
 
     coupling: BlockCoupling | None
@@ -81,6 +86,9 @@ class Solution:
     stored: DenseCoupling | None = None
     path: tuple[EpsilonStep, ...] = ()
     cost: FactoredCost | None = None
+    basins: tuple[Basin, ...] = ()
+    ladder: tuple[Rung, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, state: EntropicState, status: Status, history: History) -> Solution:
@@ -102,14 +110,39 @@ class Solution:
         assert isinstance(found, DenseCoupling)
         return found.plan
 
-    def with_certificate(self, **more: Any) -> CertifiedSolution:
-        """The same with what else is known of it."""
-        return CertifiedSolution(**{entry.name: getattr(self, entry.name) for entry in fields(Solution)} | more)
+    @property
+    def matching(self) -> Tensor:
+        """The target index (N,) that has most of the mass of each source point."""
+        found = self.coupling if self.stored is None else self.stored
+        assert found is not None
+        return found.argmax(1)
+
+    def with_certificate(
+        self,
+        marginals: tuple[Tensor, Tensor],
+        quadratic: Objective,
+        values: Values,
+        certificate: Certificate,
+        times: tuple[float, float, float],
+        **more: Any,
+    ) -> CertifiedSolution:
+        """The same with what is known of its plan. ``times`` are those when the search began, when it ended, and when
+        the solve ended."""
+        began, searched, solved = times
+        seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
+        known = {entry.name: getattr(self, entry.name) for entry in fields(Solution)}
+        known |= {"value_exact": quadratic.exact, "value_error": quadratic.error, "certificate": certificate}
+        return CertifiedSolution(**known | {"marginals": marginals, "values": values, "seconds": seconds} | more)
 
     def add_iterations(self, earlier: Solution) -> Solution:
-        """This one, with the iterations of another one that it went on from."""
+        """This one, with the iterations of another one that it went on from, and what is known of that search."""
         return replace(
-            self, n_iter=earlier.n_iter + self.n_iter, n_iter_sinkhorn=earlier.n_iter_sinkhorn + self.n_iter_sinkhorn
+            self,
+            n_iter=earlier.n_iter + self.n_iter,
+            n_iter_sinkhorn=earlier.n_iter_sinkhorn + self.n_iter_sinkhorn,
+            basins=earlier.basins,
+            ladder=earlier.ladder,
+            seconds=earlier.seconds,
         )
 
 
@@ -123,11 +156,8 @@ class CertifiedSolution(Solution):
     values : all parts of the objective.
     value_exact, value_error : whether the quadratic part is exact, and its standard error where it is sampled.
     certificate : stationarity gap and lower bound.
-    basins : local optima that the search found, the best first.
-    ladder : the rungs of a solve that streamed, or began between cells.
     omitted : bound on the mass of the tiles that were not evaluated.
     evaluated : share of pairs in tiles that were.
-    seconds : of each phase.
     """
 
     coupling: BlockCoupling
@@ -137,8 +167,5 @@ class CertifiedSolution(Solution):
     value_exact: bool
     value_error: float
     certificate: Certificate
-    basins: tuple[Basin, ...] = ()
-    ladder: tuple[Rung, ...] = ()
     omitted: float = 0.0
     evaluated: float = 1.0
-    seconds: dict[str, float] = field(default_factory=dict)

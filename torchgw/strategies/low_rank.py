@@ -14,8 +14,8 @@ from torchgw.objective.value import Objective
 from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank, warm_factors
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
-from torchgw.strategies.cells import lift_basins, make_streamed_problem, solve_on_cells
-from torchgw.strategies.continuation import make_epsilon_step
+from torchgw.strategies.entropic import make_epsilon_step
+from torchgw.strategies.multilevel import solve_on_cells
 
 SEARCH_EPSILON = 1e-3  # of the largest squared distance
 
@@ -25,34 +25,29 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     began, options, generator, watch = time.perf_counter(), asked.options, asked.generator, asked.watch
     model, (p, q) = asked.model, asked.model.masses
     searchable = replace(model, epsilon=model.epsilon or SEARCH_EPSILON * asked.unit)
-    problem = make_streamed_problem(Problem.of(asked, model=searchable, watch=watch.without_callback()))
-    first, basins, seconds = solve_on_cells(problem)
-    searched = time.perf_counter() - seconds["solve"]
+    problem, first, _ = solve_on_cells(Problem.of(asked, model=searchable, watch=watch.without_callback()))
+    searched = began + first.seconds["search"]
     wide = tuple(space.to(p.device, torch.float64) for space in asked.spaces)
     x, y = (side.label for side in problem.cells)
     chosen = replace(options.low_rank, step=options.low_rank.step * asked.unit)
     start = warm_factors(wide[0], (x, y), first.plan, p, q, chosen, generator)
     factored = FactoredProblem.of(wide[0], wide[1], p, q, model.epsilon)
     solution = asked.stage("descent", lambda: solve_low_rank(factored, chosen, generator, start=start, watch=watch))
-    solved = time.perf_counter()
-    coupling = solution.coupling
+    solved, coupling = time.perf_counter(), solution.coupling
     assert isinstance(coupling, LowRankCoupling)
     assert first.dual is not None
     F, G = (control.F for control in problem.controls)
     product = inner_product(F, coupling.Q) @ (inner_product(coupling.R, G) / coupling.g[:, None])
-    marginals = coupling.marginal(1), coupling.marginal(0)
+    marginals, quadratic = (coupling.marginal(1), coupling.marginal(0)), Objective(solution.energy, True, 0.0)
     found = read_block_plan(coupling, product, problem.spaces, problem.controls, model.masses, 0, generator)
-    found = replace(found, quadratic=Objective(solution.energy, True, 0.0), expected=solution.energy)
-    values, certificate = certify(found, first.dual.to(p.dtype)[y], problem.spaces, model, asked.unit, generator)
+    found = replace(found, quadratic=quadratic, expected=solution.energy)
     return solution.with_certificate(
-        marginals=marginals,
+        marginals,
+        quadratic,
+        *certify(found, first.dual.to(p.dtype)[y], problem.spaces, model, asked.unit, generator),
+        (began, searched, solved),
         gradient="exact",
         last_change=0.0,
-        value_exact=found.quadratic.exact,
-        value_error=found.quadratic.error,
-        values=values,
-        certificate=certificate,
-        basins=lift_basins(problem, basins),
+        basins=first.basins,
         path=(make_epsilon_step(asked, solution, solved - began),) if asked.auto else (),
-        seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
     )

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -20,25 +19,22 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.exact import ExactGradient
 from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import mean_cost
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.assignment import AssignmentProblem
-from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
 from torchgw.solvers.entropic import descend, precision_warning
 from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
+from torchgw.solvers.linear_oracle import has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.strategies.continuation import make_epsilon_step
-from torchgw.types import is_symmetric
+from torchgw.strategies.entropic import make_epsilon_step
 
 logger = logging.getLogger("torchgw")
 
@@ -48,106 +44,48 @@ STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
-EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
-FIRST = 1  # step, that says which of several plans leads lowest
 
 
-def solve_unregularized(
-    problem: StoredProblem, start: WarmStart, history: History | None = None, lead: StoredProblem | None = None
-) -> Solution:
+def solve_unregularized(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
 
-    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials, by the
-    model of a ``lead`` where there is one."""
+    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials."""
     # A search that has cooled further is gone on from where it came to.
     epsilon, history = min(problem.epsilon, start.epsilon or math.inf), History() if history is None else history
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
-    warm = lead or problem
-    now, step = _anneal(warm, start, epsilon, history, 0, min(steps, limit)), 1
+    now, step = _anneal(problem, start, epsilon, history, 0, min(steps, limit)), 1
     while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.should_skip():
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
         assert now.warm_start is not None
-        now = _anneal(warm, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
+        now = _anneal(problem, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
     assert now.warm_start is not None
     assert now.warm_start.cost is not None
     dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
-    descent = _Descent(problem, now.history, limit)
-    found = descent.solve(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
-    found = _improve_by_exchanges(problem, descent, found)
+    plan, left = now.plan if start.plan is None else start.plan, max(limit - len(now.history.iteration), 1)
+    found = descend_from_plan(problem, plan, dual, now.history, left, kept=start.plan is not None)
     warning = precision_warning(now.warm_start.cost, epsilon, problem.options)
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
-def descend_unregularized(problem: StoredProblem, start: WarmStart) -> Solution:
+def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: int | None = None) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
-    descent = _Descent(problem, History(), problem.options.stopping.max_iter)
-    found = descent.solve(start.plan, start.column_dual(problem.masses[1]), True, rough=True)
-    return _improve_by_exchanges(problem, descent, found)
-
-
-def go_on_unregularized(problem: StoredProblem, found: Solution) -> Solution:
-    """Where conditional gradients lead from an end of others, and exchanges of matches."""
-    assert found.dual is not None
-    limit = len(found.history.iteration) + problem.options.stopping.max_iter
-    descent = _Descent(problem, found.history.copy(), limit)
-    last = _improve_by_exchanges(problem, descent, descent.solve(found.plan, found.dual, True))
-    return replace(last.add_iterations(found), precision_warning=found.precision_warning)
-
-
-def take_first_step(problem: StoredProblem, start: WarmStart) -> DescentState[Tensor, Tensor]:
-    """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
-    assert start.plan is not None
-    descent = _Descent(problem, History(), FIRST)
-    (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
-    dual, loop = start.column_dual(problem.masses[1]), descent.make_loop()
-    if problem.model.is_standard:
-        program = DenseProgram(descent.exact_gradient, TransportPlans(p, q))
-        return conditional_gradient(program, make_feasible(plan, p, q), dual, loop)[0]
-    form = descent.model_form
-    program = DenseProgram(form, form.make_polytope(False, True))
-    found, _ = conditional_gradient(program, form.extend(plan), form.extend_duals(dual), loop)
-    return replace(found, plan=form.restrict(found.plan))
-
-
-def sharpen_model(problem: StoredProblem, blurred: Solution, lead: StoredProblem) -> Solution:
-    """Where an entropic optimum of any model leads, that of a ``lead``."""
-    assert blurred.warm_start is not None
-    start = blurred.warm_start.to(problem.masses[0].dtype)
-    return problem.stage(
-        "sharpen", partial(solve_unregularized, problem, start, blurred.history.copy(), lead)
-    ).add_iterations(blurred)
-
-
-def descend_model(
-    problem: StoredProblem, starts: Iterable[WarmStart], plans: Iterable[Tensor], exact: bool
-) -> list[Solution]:
-    """Where other starts of any model lead that are annealed, and plans (N, K), by ``exact`` vertices or not."""
-    nowhere, quiet = torch.zeros_like(problem.q), replace(problem, watch=problem.watch.without_callback())
-    others, found = list[partial[Solution]](), list[Solution]()
-    others += [partial(solve_unregularized, quiet, start, lead=quiet.search_problems[0]) for start in starts]
-    for plan in plans:
-        descent = _Descent(quiet, History(), problem.options.stopping.max_iter)
-        others.append(partial(descent.solve_model, plan, nowhere, exact, True))
-    for number, other in enumerate(others):
-        if number == 0 or not problem.watch.should_skip():
-            found.append(quiet.stage(f"other-{number}", other))
-    return found
+    return descend_from_plan(problem, start.plan, start.column_dual(problem.masses[1]), History(), max_iter, rough=True)
 
 
 def sharpen(problem: StoredProblem, first: Solution) -> Solution:
     """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
     settle, or where nothing lower was found."""
-    before = first.coupling if first.stored is None else first.stored
-    if before is None or first.warm_start is None or not first.status.converged or problem.watch.should_skip():
+    lost = first.coupling is None and first.stored is None
+    if lost or first.warm_start is None or not first.status.converged or problem.watch.should_skip():
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
     sharp = problem.with_epsilon(0.0)
@@ -155,35 +93,9 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
     if found.energy > first.path[-1].value or not (found.status.converged or problem.watch.should_skip()):
         logger.info("the sharp end at %.6g is not taken: %s", found.energy, found.status)
         return first
-    moved = float(problem.p @ (found.plan.argmax(1) != before.argmax(1)).to(problem.p) / problem.p.sum())
-    step = replace(make_epsilon_step(sharp, found, time.perf_counter() - began), moved=moved)
+    step = make_epsilon_step(sharp, found, time.perf_counter() - began, first)
     logger.info("sharpened: %s", step)
     return replace(found.add_iterations(first), path=(*first.path, step))
-
-
-def _improve_by_exchanges(problem: StoredProblem, descent: _Descent, found: Solution) -> Solution:
-    """What exchanges of matches lead to, where that is lower."""
-    exchanged = None if problem.watch.should_skip() else _exchange_matches(problem, found)
-    if exchanged is None:
-        return found
-    assert found.dual is not None
-    with problem.watch.within("exchanged"):
-        return descent.solve(exchanged, found.dual, True).add_iterations(found)
-
-
-def _exchange_matches(problem: StoredProblem, found: Solution) -> Tensor | None:
-    """The plan (N, N) that exchanges of matches lead to, which steps to first order do not see; None where it is no
-    lower, and but between few points of equal masses."""
-    p, q = problem.model.masses
-    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in to_host(p, q)))
-    if not few or not problem.model.is_standard or problem.wide is None:
-        return None
-    source, target = problem.wide.source, problem.wide.target
-    every = torch.arange(len(p), device=p.device)
-    symmetric = is_symmetric(source) and is_symmetric(target)
-    between = AssignmentProblem.of(source.rows(every), target.rows(every), symmetric)
-    plan = between.round_and_exchange(found.plan.cpu())
-    return plan.to(problem.masses[0]) if between.value(plan) < (1 - TOLERANCE) * found.energy else None
 
 
 def _anneal(
@@ -200,106 +112,88 @@ def _anneal(
     return problem.stage(f"anneal-{step}", whole)
 
 
-@dataclass(frozen=True)
-class _Descent:
-    """Conditional gradients one after the other, that go on with one history.
+def descend_from_plan(
+    problem: StoredProblem,
+    plan: Tensor,
+    dual: Tensor,
+    history: History,
+    max_iter: int | None = None,
+    *,
+    kept: bool = True,
+    exact: bool = False,
+    rough: bool = False,
+) -> Solution:
+    """Where conditional gradients lead from a plan (N, K), by the objective of any model.
 
-    problem : whose optimum is looked for.
-    history : of all of them, and of what came before.
-    limit : entries that it may have in the end, at most.
+    Parameters
+    ----------
+    dual : column potentials (K,) of the plan's linear problem.
+    history : gone on with, for ``max_iter`` iterations at most.
+    kept : whether the plan is left for a lower one only.
+    exact : whether vertices are the best of all.
+    rough : whether the potentials are far from those of the linear problem of a model.
     """
-
-    problem: StoredProblem
-    history: History
-    limit: int
-
-    @property
-    def exact_gradient(self) -> ExactGradient | MatchingGradient:
-        """The gradient that decides, of plans of few entries where products of stored matrices take long."""
-        wide = self.problem.wide
-        assert wide is not None
-        return (MatchingGradient.of(wide) if wide.a.device.type == "cpu" else None) or wide
-
-    def make_loop(self) -> Loop:
-        """The next loop, for the iterations that are left."""
-        least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
-        left = max(self.limit - len(self.history.iteration), 1)
-        return Loop(self.problem.watch, self.history, left, TOLERANCE, least)
-
-    def solve(self, plan: Tensor, dual: Tensor, kept: bool, rough: bool = False) -> Solution:
-        """Where they end from a plan (N, K), which is left only for a lower one if it is to be ``kept``, and from
-        column potentials (K,) of its linear problem, which of models may be ``rough``. Exact costs that they end with
-        are kept."""
-        problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
-        if not problem.model.is_standard:
-            return self.solve_model(plan, dual, False, rough)
-        exact, cost = self.exact_gradient, None
-        plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
-        between = self._solve_between_factors(plan, dual, kept)
-        if between is not None:
-            state, status = between
-            return self._make_solution(state.plan.to_dense(), state.value, status, before, state.dual)
-        found, status = conditional_gradient(DenseProgram(exact, TransportPlans(p, q)), plan, dual, self.make_loop())
-        if isinstance(exact, MatchingGradient):
-            a, b = exact.exact.a, exact.exact.b
-            cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
-        return self._make_solution(found.plan, found.value, status, before, found.dual, cost)
-
-    @property
-    def model_form(self) -> ModelForm:
-        """The objective of any model."""
-        return ModelForm(self.problem.model, self.exact_gradient)
-
-    def solve_model(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool) -> Solution:
-        """Where they end by the objective of any model; ``exact`` vertices are the best, and the first one is not
-        sought by ``rough`` potentials."""
-        before, form = len(self.history.iteration), self.model_form
-        whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
+    model, (p, q), wide, before = problem.model, problem.model.masses, problem.wide, len(history.iteration)
+    assert wide is not None
+    least, max_iter = torch.finfo(p.dtype).eps * problem.unit, max_iter or problem.options.stopping.max_iter
+    loop = Loop(problem.watch, history, max_iter, TOLERANCE, least)
+    # Of plans of few entries, where products of stored matrices take long.
+    gradient = (MatchingGradient.of(wide) if wide.a.device.type == "cpu" else None) or wide
+    plan, cost = plan.to(torch.float64, copy=True), None
+    if model.is_standard:
+        plan = make_feasible(plan, p, q)
+        between = _descend_between_factors(problem, plan, dual, kept, loop)
+        if between is None:
+            loop = replace(loop, max_iter=max(max_iter - len(history.iteration) + before, 1))
+            found, status = conditional_gradient(DenseProgram(gradient, TransportPlans(p, q)), plan, dual, loop)
+            value, ended, dual = found.value, found.plan, found.dual
+            if isinstance(gradient, MatchingGradient):
+                a, b = wide.a, wide.b
+                cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
+        else:
+            sparse, status = between
+            value, ended, dual = sparse.value, sparse.plan.to_dense(), sparse.dual
+    else:
+        form = ModelForm(model, gradient)
         program = DenseProgram(form, form.make_polytope(exact, rough))
-        found, status = conditional_gradient(program, whole, duals, self.make_loop())
-        ended = form.restrict(found.plan)
+        found, status = conditional_gradient(program, form.extend(plan), form.extend_duals(dual), loop)
+        value, ended, dual = found.value, form.restrict(found.plan), form.restrict_duals(found.dual)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
-        return self._make_solution(ended, found.value, status, before, form.restrict_duals(found.dual))
+    return Solution(
+        coupling=DenseCoupling(ended),
+        warm_start=None,
+        status=status,
+        n_iter=len(history.iteration) - before,
+        n_iter_sinkhorn=0,
+        history=history,
+        energy=value,
+        dual=dual,
+        cost=cost,
+    )
 
-    def _make_solution(
-        self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
-    ) -> Solution:
-        """The end of a descent that began after so many entries of the history."""
-        return Solution(
-            coupling=DenseCoupling(plan),
-            warm_start=None,
-            status=status,
-            n_iter=len(self.history.iteration) - before,
-            n_iter_sinkhorn=0,
-            history=self.history,
-            energy=value,
-            dual=dual,
-            cost=cost,
-        )
 
-    def _solve_between_factors(self, plan: Tensor, dual: Tensor, kept: bool) -> tuple[FactoredState, Status] | None:
-        """From vertex to vertex between factors; None where spaces have none, points are few or without mass, or where
-        the end is above a plan to be ``kept``."""
-        exact, (p, q) = self.problem.wide, self.problem.model.masses
-        assert exact is not None
-        many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
-        if not many or min(p.min(), q.min()) <= 0 or self.problem.watch.should_skip():
-            return None
-        if exact.source.factors() is None or exact.target.factors() is None:
-            return None
-        coupling = DenseCoupling(plan)
-        cost = exact(coupling, p)
-        order = Order.of(cost)
-        rows, columns = (mass.numpy() for mass in to_host(p, q))
-        feasible = north_west_corner(rows, columns, order, plan.argmax(0).cpu().numpy())
-        program = FactoredProgram(exact, order, p, q)
-        descent = partial(program.descend_from_vertex, cost, dual, feasible)
-        try:
-            found, status, entries = self.problem.stage(
-                "between-factors", lambda: (*descent(self.make_loop()), self.history)
-            )
-        except TransportError as error:
-            logger.info("%s; whole matrices go on", error)
-            return None
-        self.history.go_on_from(entries.copy())
-        return None if kept and found.value > float(mean_cost(cost, coupling, p, q)) else (found, status)
+def _descend_between_factors(
+    problem: StoredProblem, plan: Tensor, dual: Tensor, kept: bool, loop: Loop
+) -> tuple[FactoredState, Status] | None:
+    """From vertex to vertex between factors; None where spaces have none, points are few or without mass, or where the
+    end is above a plan to be ``kept``."""
+    exact, (p, q) = problem.wide, problem.model.masses
+    assert exact is not None
+    many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
+    if not many or loop.max_iter == 1 or min(p.min(), q.min()) <= 0 or problem.watch.should_skip():
+        return None
+    if exact.source.factors() is None or exact.target.factors() is None:
+        return None
+    coupling = DenseCoupling(plan)
+    cost = exact(coupling, p)
+    order = Order.of(cost)
+    rows, columns = (mass.numpy() for mass in to_host(p, q))
+    feasible = north_west_corner(rows, columns, order, plan.argmax(0).cpu().numpy())
+    descent = partial(FactoredProgram(exact, order, p, q).descend_from_vertex, cost, dual, feasible, loop)
+    try:
+        found, status, entries = problem.stage("between-factors", lambda: (*descent(), loop.history))
+    except TransportError as error:
+        logger.info("%s; whole matrices go on", error)
+        return None
+    loop.history.go_on_from(entries.copy())
+    return None if kept and found.value > float(mean_cost(cost, coupling, p, q)) else (found, status)

@@ -18,6 +18,7 @@ from torchgw.diagnostics.evidence import Basin, Certificate
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
 from torchgw.objective.sparse import SparseObjective
+from torchgw.objective.value import Objective
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
@@ -29,7 +30,7 @@ from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.sparse_descent import descend_sparsely
 from torchgw.spaces import AdjacencyDistances
-from torchgw.strategies.continuation import make_epsilon_step
+from torchgw.strategies.entropic import make_epsilon_step
 from torchgw.types import Array
 
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
@@ -61,20 +62,16 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
         n_iter_sinkhorn=0,
         history=history,
         energy=value,
-    )
-    if asked.auto:
-        solution = replace(solution, path=(make_epsilon_step(asked, solution, solved - began),))
-    return solution.with_certificate(
-        marginals=marginals,
-        gradient="exact",
-        value_exact=True,
-        value_error=0.0,
-        values=values,
-        certificate=Certificate(
-            stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower
-        ),
         basins=_list_basins(asked, basins, coupling, value),
-        seconds={"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved},
+    )
+    return solution.with_certificate(
+        marginals,
+        Objective(value, True, 0.0),
+        values,
+        Certificate(stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower),
+        (began, searched, solved),
+        gradient="exact",
+        path=(make_epsilon_step(asked, solution, solved - began),) if asked.auto else (),
     )
 
 

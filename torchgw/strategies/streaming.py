@@ -11,7 +11,7 @@ import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,20 +26,18 @@ from torchgw.kernels.sums import BLOCK_POINTS, inner_product
 from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.exact import ExactGradient
-from torchgw.options import GWOptions
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import to_host
-from torchgw.sinkhorn.score import FactoredScore, factored_score
+from torchgw.sinkhorn.score import factored_score
 from torchgw.solvers.entropic import refine_by_newton, with_tolerance
 from torchgw.solvers.inner import StreamedSolver
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.coarsening import bisect
-from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
-from torchgw.strategies.continuation import make_epsilon_step
-from torchgw.strategies.ladder import MultilevelState, inner_tolerance, refine_to_all_points
+from torchgw.strategies.entropic import make_epsilon_step
+from torchgw.strategies.multilevel import MultilevelState, StreamedProblem, climb_to_all_points, inner_tolerance
 
 # From which sums of products pay: each run of rows is thirty launches, a pair 12 ps on an H100 by the Triton kernel.
 SEPARABLE_PAIRS = {"cuda": 5e10}
@@ -55,11 +53,8 @@ SIZES = (UNIT, 1024, 512, 256, 128, 64)
 def solve_streaming(asked: Problem) -> CertifiedSolution:
     """Solve with O((N + K) r) memory."""
     began = time.perf_counter()
-    problem = make_streamed_problem(asked)
-    first, basins, seconds = solve_on_cells(problem)
-    searched = time.perf_counter() - seconds["solve"]
-    state, solution = refine_to_all_points(problem, first, sum(seconds.values()))
-    del first
+    problem, state, solution = climb_to_all_points(asked)
+    searched = began + solution.seconds["search"]
     if asked.tol is not None:
         state, solution = _refine_state(asked, state, solution, asked.tol)
         state.require_finite()
@@ -68,14 +63,11 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     if problem.ranks.count > 1:
         state = state.without_factors()
         give_back()
-    found = finish_tiles(problem, kept, state, solution)
-    seconds = {"search": searched - began, "solve": solved - searched, "finish": time.perf_counter() - solved}
-    path = (
-        (replace(make_epsilon_step(asked, found, sum(seconds.values())), value=found.values.total),)
-        if asked.auto
-        else ()
-    )
-    return replace(found, basins=lift_basins(problem, basins), seconds=seconds, path=path)
+    found = finish_tiles(problem, kept, state, solution, (began, searched, solved))
+    if not asked.auto:
+        return found
+    step = make_epsilon_step(asked, found, sum(found.seconds.values()))
+    return replace(found, path=(replace(step, value=found.values.total),))
 
 
 def _refine_state(
@@ -95,88 +87,87 @@ def _refine_state(
     return replace(state, last_level=solved, f=end.f + score.row, g=end.g + score.column), done.add_iterations(solution)
 
 
+KeptPlan: TypeAlias = (
+    "tuple[tuple[Tensor, Tensor], TiledPlan, float, str | None]"  # orders of both sides (N,), (K,), position to
+    # point; the last potentials on the tiles that hold mass, in these orders; a bound on the mass that this leaves out
+    # or moves; why float32 could not carry the score, or None
+)
+
+
 def finish_tiles(
-    problem: StreamedProblem, kept: KeptPlan, state: MultilevelState, solution: Solution
+    problem: StreamedProblem,
+    kept: KeptPlan,
+    state: MultilevelState,
+    solution: Solution,
+    times: tuple[float, float, float],
 ) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
     Two passes over the kept tiles, beside the two of `keep_tiles`.
     """
     model, ranks, (n, k) = problem.model, problem.ranks, (len(problem.p), len(problem.q))
-    rounded, read = _round_plan(problem, kept)
+    orders, plan, omitted, warning = kept
+    rounded, product, linear, penalty, marginals = _round_plan(problem, orders, plan)
+
+    def make_coupling() -> TiledCoupling:
+        sides = zip((plan.A, plan.B), orders, strict=True)
+        A, B = (ranks.all_gather(side, len(order), UNIT) for side, order in sides)
+        return rounded.coupling(A, B, *orders)
+
     if ranks.count > 1:
         give_back()
     # All factors of the score last: where ranks share them, nothing else of their size is left then.
-    coupling = None if problem.has_factors else _make_coupling(problem, kept, rounded)
+    coupling = None if problem.has_factors else make_coupling()
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.has_hard_marginals or model.marginals.total is not None
     residual = rounded.residual if held else max(rounded.residual, state.levels[-1].residual)
     dual = state.last_level.cost.column_dual(state.g - state.last_level.score.column, problem.q, problem.epsilon)
     found = read_block_plan(
         coupling,
-        read.product,
+        product,
         problem.spaces,
         problem.controls,
-        model.masses if model.has_hard_marginals else read.marginals,
+        model.masses if model.has_hard_marginals else marginals,
         problem.options.max_memory if problem.exact or max(n, k) <= FEW_POINTS else 0,
         problem.generator,
         ranks,
     )
-    found = replace(found, linear=read.linear, penalty=read.penalty)
-    totals, certificate = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
+    found = replace(found, linear=linear, penalty=penalty)
+    certified = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
     quadratic = found.quadratic
     del found
     if ranks.count > 1:
         give_back()
     reached = residual <= problem.options.ladder.marginal_tol or solution.status is Status.CANCELLED
     return solution.with_certificate(
-        coupling=_make_coupling(problem, kept, rounded) if coupling is None else coupling,
+        marginals,
+        quadratic,
+        *certified,
+        times,
+        coupling=make_coupling() if coupling is None else coupling,
         warm_start=state.warm_start if ranks.count == 1 else None,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
-        precision_warning=kept.precision_warning,
-        marginals=read.marginals,
+        precision_warning=warning,
         gradient="exact" if state.has_exact_cost else "sampled",
-        value_exact=quadratic.exact,
-        value_error=quadratic.error,
-        values=totals,
-        certificate=certificate,
-        ladder=state.levels,
-        omitted=kept.omitted,
-        evaluated=kept.plan.tiles.pairs / (n * k),
+        omitted=omitted,
+        evaluated=plan.tiles.pairs / (n * k),
     )
-
-
-class KeptPlan(NamedTuple):
-    """The last potentials on the tiles that hold mass, in the order of these.
-
-    rows, columns : the orders (N,), (K,), position to point.
-    plan : what they stand for there.
-    omitted : bound on the mass that this leaves out or moves.
-    precision_warning : why float32 could not carry the score, or None.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    plan: TiledPlan
-    omitted: float
-    precision_warning: str | None
 
 
 def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     """The tiles to read; potentials that lifting left rough take a half-step of each side."""
-    score, backend, ranks, (n, k) = (
-        state.last_level.score,
-        problem.kernels.backend,
-        problem.ranks,
-        (len(state.f), len(state.g)),
+    score, ranks, options = state.last_level.score, problem.ranks, problem.options
+    n, k = len(state.f), len(state.g)
+    # Runs of points near each other, for tiles of any size: cut at multiples of the largest tile, and halved within.
+    rows, columns = (
+        bisect(side, -(-size // SIZES[-1]), UNIT, problem.kernels.backend, size, ranks).order
+        for side, size in ((score.A, n), (score.B, k))
     )
-    rows, columns = (_make_tile_order(side, size, backend, ranks) for side, size in ((score.A, n), (score.B, k)))
     numbers = state.f, state.g, *problem.model.masses
-    (A, B), (f, g, p, q), reached = _sort_into_tiles(
-        (score.A, score.B), numbers, (rows, columns), n * k <= EVERY_PAIR, ranks
-    )
-    tiles, omitted = select_tiles(A, B, f, g, p, q, problem.options.ladder.omitted, ranks)
+    orders = rows, columns
+    (A, B), (f, g, p, q), reached = _sort_into_tiles((score.A, score.B), numbers, orders, n * k <= EVERY_PAIR, ranks)
+    tiles, omitted = select_tiles(A, B, f, g, p, q, options.ladder.omitted, ranks)
     told = [reached.double()]
     if problem.model.is_standard and problem.tol is None and inner_tolerance(problem) < state.levels[-1].residual:
         f, g, raised = sweep_tiles(problem.kernels.tiled, A, B, tiles, f, g, p, q)
@@ -184,8 +175,11 @@ def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     largest, *more = to_host(torch.stack(told))[0].tolist()
     for raised in more:
         omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
-    plan = TiledPlan(A, B, f, g, tiles)
-    return KeptPlan(rows, columns, plan, omitted, _explain_precision(score, problem.options, largest))
+    warning = None
+    if options.mixed_precision and score.A.dtype == torch.float32:
+        reason = unsafe(largest, score.A.shape[1])
+        warning = None if reason is None else reason.replace(LAST, "the potentials may have gone astray")
+    return orders, TiledPlan(A, B, f, g, tiles), omitted, warning
 
 
 @as_cuda_graph()
@@ -204,27 +198,17 @@ def _sort_into_tiles(
     return moved, sorted_numbers, reach(*factors, ranks)
 
 
-class _PlanReadings(NamedTuple):
-    """What is read of the rounded plan T.
-
-    product : F^T T G (r, r'), None where not both spaces have factors.
-    linear, penalty : <M, T>, <P, T>.
-    marginals : (N,), (K,), in the order of the points.
-    """
-
-    product: Tensor | None
-    linear: float
-    penalty: float
-    marginals: tuple[Tensor, Tensor]
-
-
-def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding, _PlanReadings]:
-    """The rounded plan, and its products with the factors of spaces and costs."""
-    model, ranks, (rows, columns) = problem.model, problem.ranks, kept[:2]
+def _round_plan(
+    problem: StreamedProblem, orders: tuple[Tensor, Tensor], plan: TiledPlan
+) -> tuple[TileRounding, Tensor | None, float, float, tuple[Tensor, Tensor]]:
+    """The rounded plan T; F^T T G (r, r'), None where not both spaces have factors; <M, T> and <P, T>; and the
+    marginals (N,), (K,), in the order of the points."""
+    model, ranks, (rows, columns) = problem.model, problem.ranks, orders
     # Rules beside huge masses cost so little that float32 would lose it; by a power of two no other bit changes.
     price = math.ldexp(1.0, math.frexp(model.price)[1])
-    costs = [(cost, size) for cost, size in ((model.cost, 1.0), (model.penalty, price)) if cost is not None]
-    parts = [cost.U / size for cost, size in costs], [cost.V for cost, _ in costs]
+    costs = [None if cost is None else (cost, size) for cost, size in ((model.cost, 1.0), (model.penalty, price))]
+    given = [each for each in costs if each is not None]
+    parts = [cost.U / size for cost, size in given], [cost.V for cost, _ in given]
     sides = (problem.x, parts[0], rows), (problem.y, parts[1], columns)
     (left, mean_x), (right, mean_y) = (
         _order_factors(
@@ -233,16 +217,16 @@ def _round_plan(problem: StreamedProblem, kept: KeptPlan) -> tuple[TileRounding,
         for side, parts, order in sides
     )
     p, q, kernel = problem.p[rows], problem.q[columns], problem.kernels.tiled
-    found = round_tiles(kernel, kept.plan, p, q, model.marginals, left, right)
+    found = round_tiles(kernel, plan, p, q, model.marginals, left, right)
     x, y = (left, mean_x, found.x, found.rows, rows), (right, mean_y, found.y, found.columns, columns)
     core, inner, marginals = _complete_products(found.core, x, y, ranks)
-    i, j, values, product = len(mean_x), len(mean_y), [], inner if problem.has_factors else None
-    for cost, size in costs:
-        rank = cost.U.shape[1]
-        cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
-        values.append(float(cost.expectation(cross, *marginals)))
-    linear = values.pop(0) if model.cost is not None else 0.0
-    return found, _PlanReadings(product, linear, values[0] if values else 0.0, marginals)
+    i, j, values = len(mean_x), len(mean_y), [0.0, 0.0]
+    for number, each in enumerate(costs):
+        if each is not None:
+            (cost, size), rank = each, each[0].U.shape[1]
+            cross, i, j = size * core[i : i + rank, j : j + rank].trace(), i + rank, j + rank
+            values[number] = float(cost.expectation(cross, *marginals))
+    return found, inner if problem.has_factors else None, values[0], values[1], marginals
 
 
 TileSide = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -265,29 +249,10 @@ def _complete_products(
     )
     core = core + torch.outer(of_x, of_y)
     rows, columns = (sums.index_copy(0, order, sums) for *_, sums, order in (x, y))
-    means = x[1], y[1]
-    i, j = map(len, means)
-    inner = _undo_centring(core[:i, :j], means, (of_rows[:i], of_columns[:j]), rows.sum())
-    return core, inner, (rows, columns)
-
-
-def _make_coupling(problem: StreamedProblem, kept: KeptPlan, rounded: TileRounding) -> TiledCoupling:
-    ranks, rows, columns = problem.ranks, kept.rows, kept.columns
-    A, B = ranks.all_gather(kept.plan.A, len(rows), UNIT), ranks.all_gather(kept.plan.B, len(columns), UNIT)
-    return rounded.coupling(A, B, rows, columns)
-
-
-def _make_tile_order(A: Tensor, n: int, backend: str, ranks: Ranks) -> Tensor:
-    """An order (n,) in which runs of points are near each other, for tiles of any size."""
-    # Cut at multiples of the largest tile first and halved within.
-    return bisect(A, -(-n // SIZES[-1]), UNIT, backend, n, ranks).order
-
-
-def _undo_centring(core: Tensor, means: tuple[Tensor, Tensor], moments: tuple[Tensor, Tensor], mass: Tensor) -> Tensor:
-    """F^T T G (r, r') of a plan of this mass from ``core`` = F'^T T G' of the centred factors F', G', from what was
-    taken off, F = F' + 1 m^T, and from the products of F', G' with the plan's own marginals."""
-    x, y = means
-    return core + torch.outer(x, moments[1]) + torch.outer(moments[0], y) + mass * torch.outer(x, y)
+    # What was taken off, F = F' + 1 m^T, comes back by the products with the plan's own marginals.
+    mean_x, mean_y, i, j = x[1], y[1], len(x[1]), len(y[1])
+    inner = core[:i, :j] + torch.outer(mean_x, of_columns[:j]) + torch.outer(of_rows[:i], mean_y)
+    return core, inner + rows.sum() * torch.outer(mean_x, mean_y), (rows, columns)
 
 
 def select_tiles(
@@ -328,13 +293,6 @@ def _mean_square_radius(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
         block = A[where]
         total += (block - near[: len(block)]).square().sum(1).sum(dtype=torch.float64)
     return float(ranks.sum(total)) / n
-
-
-def _explain_precision(score: FactoredScore, options: GWOptions, largest: float) -> str | None:
-    """Why float32 could not carry the score, of which no entry is larger than that, or None."""
-    narrow = options.mixed_precision and score.A.dtype == torch.float32
-    found = unsafe(largest, score.A.shape[1]) if narrow else None
-    return None if found is None else found.replace(LAST, "the potentials may have gone astray")
 
 
 @as_cuda_graph()

@@ -35,18 +35,26 @@ from torchgw.diagnostics.evidence import Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.kernel import Kernel
+from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.sampling import draw, prepare_draws
 from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
-from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import gradient_of
+from torchgw.kernels.tiles import TILE, inverse_permutation
+from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.sampled import Control
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.search.coarsen import STORED_CELLS
+from torchgw.search.coarsen import (
+    STORED_CELLS,
+    ControlledSpace,
+    cost_of_cells,
+    sampled_cost_of_cells,
+    with_mean_squares,
+)
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import MarginalConstraint
@@ -56,17 +64,10 @@ from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.spaces.coarsening import Cells, Coarsening
-from torchgw.strategies.cells import (
-    StreamedProblem,
-    lift_basins,
-    linearise_on_points,
-    make_cells,
-    make_streamed_problem,
-    solve_on_cells,
-)
-from torchgw.strategies.dense import InitialSolution, solve_dense
-from torchgw.strategies.smooth import finish_solution
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect
+from torchgw.strategies.dense import search_and_descend, solve_dense
+from torchgw.strategies.entropic import finish_solution
+from torchgw.types import Coupling
 
 logger = logging.getLogger("torchgw")
 
@@ -162,11 +163,37 @@ class MultilevelState(State):
             raise FloatingPointError(f"epsilon = {epsilon:g} is too small: potentials are beyond what float64 holds")
 
 
-def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[MultilevelState, Status, History]:
-    """From the solution between the first cells, found in these seconds, to all points.
+def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelState, Solution]:
+    """The streamed problem, where the climb from its first cells ends, and the same as a solution without its plan.
 
-    The history is that of all descents.
+    Raises
+    ------
+    FloatingPointError
+        When potentials are no numbers.
     """
+    problem, first, began = solve_on_cells(asked)
+    state, status, history = problem.stage("climb", partial(_climb, problem, first, began))
+    state.require_finite()
+    return (
+        problem,
+        state,
+        Solution(
+            coupling=None,
+            warm_start=state.warm_start if problem.ranks.count == 1 else None,  # of shares
+            status=status,
+            n_iter=state.n_iter,
+            n_iter_sinkhorn=state.n_iter_sinkhorn,
+            history=history,
+            basins=first.basins,
+            ladder=state.levels,
+            seconds=first.seconds,
+        ),
+    )
+
+
+def _climb(problem: StreamedProblem, first: Solution, started: float) -> tuple[MultilevelState, Status, History]:
+    """From the solution between the first cells, on which time was spent since ``started``, to all points; the history
+    is that of all descents."""
     history, (x, y) = first.history, problem.cells
     assert first.warm_start is not None
     g = first.warm_start.g
@@ -176,21 +203,23 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
     ) -> MultilevelState:
         """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
         f, g, residual, error = lift_potentials(problem, solved)
-        whole = _has_all_points(problem, solved.x, solved.y)
+        whole, done_iter = _has_all_points(problem, solved.x, solved.y), (0, 0)
+        if done is not None:
+            done_iter = done.n_iter, done.n_iter_sinkhorn
         if not problem.model.has_hard_marginals and not whole:
-            residual = max(
-                residual, math.inf if last is None else _measure_plan_change(problem, last, solved.score, f, g)
-            )
+            change = math.inf if last is None else _measure_plan_change(problem, last, solved.score, f, g)
+            residual = max(residual, change)
         told = Rung(
             cells=(solved.x.count, solved.y.count),
             residual=residual,
             residual_error=error,
-            n_iter=0 if done is None else done.n_iter,
-            n_iter_sinkhorn=solved.n_iter + (0 if done is None else done.n_iter_sinkhorn),
+            n_iter=done_iter[0],
+            n_iter_sinkhorn=solved.n_iter + done_iter[1],
             seconds=time.perf_counter() - began,
         )
         logger.info("ladder: %s", told)
         rungs = (told,) if last is None else (*last.levels, told)
+        exact = problem.has_factors or (whole and done is not None and last is not None)
         return MultilevelState(
             n_iter=sum(rung.n_iter for rung in rungs),
             n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in rungs),
@@ -198,15 +227,13 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
             f=f,
             g=g,
             levels=rungs,
-            has_exact_cost=problem.has_factors
-            or (last is not None and (last.has_exact_cost or (whole and done is not None))),
+            has_exact_cost=exact or (last is not None and last.has_exact_cost),
             descent=first.status if last is None else last.descent if done is None else done.status,
         )
 
     def begin() -> MultilevelState:
-        began = time.perf_counter() - seconds
         cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.features.dtype)), x, y)
-        return lift_level(_solve_linear_problem(problem, cost, x, y, g), first, None, began)
+        return lift_level(_solve_linear_problem(problem, cost, x, y, g), first, None, started)
 
     def step(state: MultilevelState) -> tuple[MultilevelState, None, Status | None]:
         last = state.levels[-1]
@@ -221,48 +248,20 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
     return state, status, history
 
 
-def refine_to_all_points(problem: StreamedProblem, first: Solution, seconds: float) -> tuple[MultilevelState, Solution]:
-    """Where the climb ends, and the same as a solution without its plan; a stage.
-
-    Raises
-    ------
-    FloatingPointError
-        When potentials are no numbers.
-    """
-    state, status, history = problem.stage("climb", lambda: refine_levels(problem, first, seconds))
-    state.require_finite()
-    return state, Solution(
-        coupling=None,
-        warm_start=state.warm_start if problem.ranks.count == 1 else None,  # of shares
-        status=status,
-        n_iter=state.n_iter,
-        n_iter_sinkhorn=state.n_iter_sinkhorn,
-        history=history,
-    )
-
-
 def solve_from_cells(asked: Problem) -> CertifiedSolution:
-    """Solve with a stored plan, from cells where that pays."""
-    return solve_dense(asked, begin=partial(_begin_on_cells, asked) if _should_use_cells(asked) else None)
-
-
-def _should_use_cells(asked: Problem) -> bool:
-    """Whether it is between many points on curves, and no more precise than cells are."""
+    """Solve with a stored plan; between many points on curves from cells, if no more precision is asked for than these
+    have."""
     loose = asked.options.stopping.plan_tol >= StoppingOptions().plan_tol
-    return asked.curves and loose and not asked.has_no_entropy and asked.tol is None
+    by_cells = asked.curves and loose and not asked.has_no_entropy and asked.tol is None
+    return solve_dense(asked, begin=partial(_begin_on_cells, asked) if by_cells else None)
 
 
-def _begin_on_cells(asked: Problem, problem: StoredProblem) -> InitialSolution:
+def _begin_on_cells(asked: Problem, problem: StoredProblem) -> Solution:
     with asked.watch.within("cells"):
-        between = make_streamed_problem(asked)
-        first, basins, seconds = solve_on_cells(between)
-        state, solution = refine_to_all_points(between, first, sum(seconds.values()))
-    found = finish_solution(problem, solution, problem.options)
-    plan, (p, q) = DenseCoupling(found.plan.to(problem.masses[0])), problem.masses
-    energy = mean_cost(problem.gradient(plan, p), plan, p, q)
-    return InitialSolution(
-        replace(found, energy=float(energy)), seconds["search"], lift_basins(between, basins), state.levels
-    )
+        _, _, solution = climb_to_all_points(asked)
+    found, (p, q) = finish_solution(problem, solution, problem.options), problem.masses
+    plan = DenseCoupling(found.plan.to(p))
+    return replace(found, energy=float(mean_cost(problem.gradient(plan, p), plan, p, q)))
 
 
 def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tensor, Tensor, float, float]:
@@ -376,8 +375,7 @@ def _solve_next_level(
         return _solve_linear_problem(problem, step.cost, x, y, g), None
     cost, model = model.average_cost(step.cost, x, y), model.coarsen(x, y)
     assert cost is not None
-    p, q = (mass.to(cost.U.dtype) for mass in model.masses)
-    gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
+    gradient, p = problem.between((x.space, y.space), model, cost.U.dtype).gradient, model.p.to(cost.U.dtype)
     inner = _make_inner_solver(problem, x, y, replace(problem.options.sinkhorn, tol=inner_tolerance(problem)))
     start = WarmStart(cost, f.to(p.dtype), g.to(p.dtype), problem.epsilon)
     loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
@@ -459,3 +457,119 @@ def _make_inner_solver(problem: StreamedProblem, x: Coarsening, y: Coarsening, o
     return StreamedSolver(
         problem.kernels.streamed, problem.kernels.tiled, model, options, problem.options.ladder.omitted, problem.ranks
     )
+
+
+FEWEST = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedProblem(Problem):
+    """A problem whose plans between all points are not stored; its spaces serve the loop's dtype.
+
+    x, y : the spaces with their masses and factors, their own or those of landmarks.
+    cells : those that the search and the first descent are between.
+    """
+
+    x: ControlledSpace
+    y: ControlledSpace
+    cells: tuple[Coarsening, Coarsening]
+
+    @property
+    def controls(self) -> tuple[Control, Control]:
+        return self.x.control, self.y.control
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether both spaces have factors of their own."""
+        return self.x.exact and self.y.exact
+
+
+def make_streamed_problem(problem: Problem) -> StreamedProblem:
+    """The problem with factors and first cells."""
+    options, dtype = problem.options, loop_dtype(problem.options.mixed_precision)
+    x, y = (
+        ControlledSpace.of(space.to(mass.device, dtype), mass, dtype, options.sampling.n_control, problem.generator)
+        for space, mass in zip(problem.spaces, problem.model.masses, strict=True)
+    )
+    # Cells are cut by the factors of the distances, and by those of the linear cost.
+    linear = problem.model.linear(dtype)
+    features = (x.control.F, y.control.F)
+    if linear is not None:
+        features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
+    # As cells are halved, at least two points for each.
+    counts = [
+        min(options.ladder.n_cells, max(1 << max(len(own.mass) // 2, 1).bit_length() - 1, FEWEST)) for own in (x, y)
+    ]
+    first, second = (make_cells(problem, *side) for side in zip((x, y), (0, 1), features, counts, strict=True))
+    kernels = problem.kernels.share(x.ranks)
+    return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
+
+
+def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
+    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
+    point where that is more than two thirds of them."""
+    n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
+    if 3 * count > 2 * n:
+        order = bisect(features, -(-n // TILE), TILE, backend, n, ranks).order
+        return side.coarsen(Cells(inverse_permutation(order), n))
+    cells, groups = bisect(features, count, 1, backend, n, ranks).cells, problem.model.groups
+    if groups is not None:
+        group = groups[axis]
+        label = torch.unique(cells.label * (group.max() + 1) + group, return_inverse=True)[1]
+        cells = Cells(label, int(label.max()) + 1)
+    return side.coarsen(cells)
+
+
+def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
+    """The streamed problem, its solution between the first cells with the basins of the search, as matchings of all
+    points, and when that was begun."""
+    started = time.perf_counter()
+    problem = make_streamed_problem(asked)
+    began, (x, y) = time.perf_counter(), problem.cells
+    assert x.space is not None
+    assert y.space is not None
+    coarse = problem.between((x.space, y.space), problem.model.coarsen(x, y), problem.x.control.F.dtype)
+    coarse = replace(coarse, init=_coarsen_init(problem.init, x, y), tol=None)
+
+    def search() -> Solution:
+        with threads_for(x.count * y.count):
+            return search_and_descend(coarse)
+
+    found = problem.run_on_first(search)
+    basins = tuple(
+        replace(each, matching=y.medoids[each.matching[x.label]], shift=each.shift[x.label]) for each in found.basins
+    )
+    return problem, replace(found, basins=basins, seconds={"search": began - started + found.seconds["search"]}), began
+
+
+def _coarsen_init(init: Tensor | None, x: Coarsening, y: Coarsening) -> Tensor | None:
+    """The start plan (N, K) or pairs (m, 2) coarsened to cells."""
+    if init is None:
+        return None
+    if not init.is_floating_point():
+        return torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
+    return y.sums(x.sums(init).T).T
+
+
+def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsening, y: Coarsening) -> FactoredCost:
+    """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
+    model, sides = problem.model, (problem.x, problem.y)
+    small = model.coarsen(x, y)
+    rows, columns = small.marginals_of(coupling)
+    mass = rows.sum()
+    if not model.has_hard_marginals:
+        sides = with_mean_squares(sides[0], x, rows / mass), with_mean_squares(sides[1], y, columns / mass)
+    if problem.has_factors:
+        cost = cost_of_cells(coupling, mass, (x.features, y.features), (sides[0].control, sides[1].control))
+    else:
+        assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
+        cost = sampled_cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)
+    if model.is_standard:
+        return cost
+    linear, moments = model.linear(cost.U.dtype), None
+    if model.marginals.free_mass:
+        cost = FactoredCost.weighted_sum([cost], [mass])
+        cells = model.average_cost(cost, x, y)
+        assert cells is not None
+        moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
+    return weights_of(small, moments).combine_costs(cost, linear)
