@@ -31,6 +31,7 @@ from torchgw.batched import solve as batch
 from torchgw.kernels.kernel import relax
 from torchgw.objective import matching
 from torchgw.objective.linearise import gradient_of
+from torchgw.problem import problem
 from torchgw.search import (
     anneal,
     automorphisms,
@@ -64,24 +65,33 @@ from torchgw.solvers import (
     minimum_cost_flow,
     model_form,
     one_to_one,
-    problem,
     sampled,
     soft_plan,
     solution,
     sparse_descent,
-    sparse_transport,
     third_bound,
     transport_costs,
     warm_start,
 )
 from torchgw.spaces import coarsening
 from torchgw.spaces import low_rank as low_rank_spaces
-from torchgw.strategies import dense, multilevel, sharp, sparse, streaming, vertices, within_memory
+from torchgw.strategies import dense, multilevel, sharp, sparse, streaming, surrogate, vertices, within_memory
 from torchgw.strategies import entropic as entropic_strategy
 from torchgw.strategies import low_rank as low_rank_strategy
 
 PACKAGE = Path(torchgw.__file__).parent
-PACKAGES = ("batched", "diagnostics", "objective", "results", "search", "sinkhorn", "solvers", "spaces", "strategies")
+PACKAGES = (
+    "batched",
+    "diagnostics",
+    "objective",
+    "problem",
+    "results",
+    "search",
+    "sinkhorn",
+    "solvers",
+    "spaces",
+    "strategies",
+)
 KEEP: Any = object()  # in place of what replaces a function that is only observed
 Binding = tuple[Any, str]
 Matters = Callable[[tuple[Any, ...], Mapping[str, Any], Any], bool]
@@ -720,7 +730,7 @@ MECHANISMS = (
     Mechanism(
         "surrogate-gradient",
         "Solves begin between factors near stored distances where products of these take long.",
-        (problem.make_surrogate, dense._leave_surrogate, low_rank_spaces),
+        (surrogate.make_surrogate, dense._leave_surrogate, low_rank_spaces),
         (none((dense, "make_surrogate")),),
         FACTORS,
         True,
@@ -729,7 +739,7 @@ MECHANISMS = (
         "surrogate-spaces",
         "Spaces without factors stream between factors near their distances.",
         (surrogate,),
-        (none(surrogate.make_surrogate),),
+        (none(surrogate.approximate_problem),),
         FACTORS,
         True,
         "kinds",

@@ -23,8 +23,8 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Partial, SemiRelaxed, Unbalanced
 from torchgw.search import crossing
 from torchgw.search.full_starts import PRODUCT
-from torchgw.solvers import linear_oracle, problem
-from torchgw.strategies import sharp
+from torchgw.solvers import linear_oracle
+from torchgw.strategies import sharp, surrogate
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # solves without a mechanism may well warn
 
@@ -197,7 +197,7 @@ def test_a_solve_ends_without_a_mechanism_fast(name, case):
     [
         ({(linear_oracle, "MOST_MASSES"): 100}, {"flows"}),
         ({(sharp, "FACTORED_PAIRS"): 100}, {"between-factors"}),
-        ({(problem, "SLOW_WORK"): {"cpu": 0.0}}, {"surrogate-gradient"}),
+        ({(surrogate, "SLOW_WORK"): {"cpu": 0.0}}, {"surrogate-gradient"}),
         ({}, {"newton"}),
     ],
 )

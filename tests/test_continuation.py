@@ -39,8 +39,8 @@ from torchgw.losses import KULLBACK_LEIBLER as KL
 from torchgw.objective import gain
 from torchgw.objective.gain import deviation, linear_energy_scale, moments, product_plan
 from torchgw.objective.model import Model
+from torchgw.problem.problem import AUTO_START
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.problem import AUTO_START
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.strategies.entropic import FALL, LEFT_OF_FEW, MOST_STEPS, MOVED, RATIO, SHARP
 

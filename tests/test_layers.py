@@ -19,6 +19,7 @@ FLOORS = (
     ("entry", "couplings", "spaces"),
     ("views", "diagnostics", "sinkhorn", "embedding"),
     ("objective", "report"),
+    ("problem",),
     ("solvers",),
     ("gradients", "search"),
     ("batched",),

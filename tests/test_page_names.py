@@ -35,7 +35,7 @@ RECORDS = {
     **{"result": "torchgw:GWResult", "result_": "torchgw:GWResult", "certificate": "torchgw:Certificate"},
     **{"options": "torchgw:GWOptions", "path": "torchgw:EpsilonPath", "mode": "torchgw:PlanMode"},
     **{"report": "torchgw:GradientReport", "model": "torchgw.objective.model:Model"},
-    **{"problem": "torchgw.solvers.problem:StoredProblem", "side": "torchgw.sinkhorn.sides:Side"},
+    **{"problem": "torchgw.problem.problem:StoredProblem", "side": "torchgw.sinkhorn.sides:Side"},
     **{"watch": "torchgw.persist.watch:Watch", "np": "numpy", "plt": "matplotlib.pyplot"},
     **{"found curvature.md": "torchgw:PlanCurvature", "found embedding.md": "torchgw:JointEmbedding"},
     **{"found pairwise.md": "torchgw:PairwiseResult", "view anndata.md": "anndata:AnnData"},

@@ -13,10 +13,10 @@ import torch
 from tests.problems import all_rows
 from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMemoryWarning, estimate, gw_align
 from torchgw.datasets import make_spiral
+from torchgw.problem.problem import Problem
 from torchgw.request import limits
 from torchgw.runtime.caller import out_of_memory
 from torchgw.solvers import linear_oracle
-from torchgw.solvers.problem import Problem
 from torchgw.strategies import within_memory
 
 X, Y = make_spiral(80)[0], make_spiral(90, random_state=1)[0]

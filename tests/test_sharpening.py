@@ -17,14 +17,13 @@ from tests.test_continuation import cloud
 from torchgw import GWOptions, GWResult, OutOfMemoryWarning, StoppingOptions, gw_align, resume
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.persist import checkpoint
+from torchgw.problem.problem import Problem, StoredProblem
 from torchgw.request import limits, request
 from torchgw.search import basins
 from torchgw.search.candidate import Candidate
 from torchgw.solvers import linear_oracle
-from torchgw.solvers import problem as problems
-from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.spaces.low_rank import approximate_distances
-from torchgw.strategies import dense, entropic, sharp, within_memory
+from torchgw.strategies import dense, entropic, sharp, surrogate, within_memory
 
 POINTS = 420
 MASSES = np.linspace(1, 2, POINTS) / (1.5 * POINTS)
@@ -73,7 +72,7 @@ def test_what_streamed_is_kept_where_memory_ends_in_the_sharp_end(
     for name in ("SHARP_ASSIGNED_PAIRS", "SHARP_PAIRS"):
         monkeypatch.setattr(limits, name, 100)
     monkeypatch.setattr(limits, "DENSE_PAIRS", {"cpu": 100})
-    monkeypatch.setattr(problems, "SLOW_WORK", {"cpu": 1})
+    monkeypatch.setattr(surrogate, "SLOW_WORK", {"cpu": 1})
     X, Y, _ = cloud(POINTS, 2, noise=0.0)
     given = {"distances": distances, "random_state": 0}
 
@@ -97,7 +96,7 @@ def test_what_streamed_is_kept_where_memory_ends_in_the_sharp_end(
 
 
 def test_factors_that_were_looked_for_are_kept_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problems, "SLOW_WORK", {"cpu": 1})
+    monkeypatch.setattr(surrogate, "SLOW_WORK", {"cpu": 1})
     monkeypatch.setattr(checkpoint, "SHORT", 0.0)
     looked_for: list[int] = []
 
@@ -106,7 +105,7 @@ def test_factors_that_were_looked_for_are_kept_and_counted(tmp_path: Path, monke
         time.sleep(0.2)
         return approximate_distances(*given)
 
-    monkeypatch.setattr(problems, "approximate_distances", slow)
+    monkeypatch.setattr(surrogate, "approximate_distances", slow)
     X, Y, _ = cloud(150, 2, noise=0.0)
     given = {"distances": "euclidean", "options": GWOptions(strategy="streaming"), "epsilon": 1e-3, "random_state": 0}
     cut = quietly(gw_align, X, Y, **given, callback=lambda progress: True, checkpoint=tmp_path / "solve")

@@ -26,11 +26,11 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
+from torchgw.problem.problem import tolerances_for
 from torchgw.sinkhorn import scaling as scaling_module
 from torchgw.sinkhorn.loop import sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.problem import tolerances_for
 
 FEW = CoarseOptions(n_landmarks=10, n_starts=4)
 LOOP = {"options": SinkhornOptions(tol=1e-5, relaxation=1.5), "max_iter": 20}

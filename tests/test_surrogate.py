@@ -16,12 +16,11 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.value import exact_objective
-from torchgw.solvers import problem
 from torchgw.solvers.linear_oracle import solve_transport
 from torchgw.solvers.transport_costs import DenseCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.low_rank import approximate_distances
-from torchgw.strategies import dense, sharp
+from torchgw.strategies import dense, sharp, surrogate
 
 
 def best_plan(C: np.ndarray, p: torch.Tensor, q: torch.Tensor) -> Any:
@@ -70,7 +69,7 @@ def plan_of(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def led(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(problem, "SLOW_WORK", {"cpu": 0.0})
+    monkeypatch.setattr(surrogate, "SLOW_WORK", {"cpu": 0.0})
 
 
 def factors(
@@ -148,7 +147,7 @@ def test_vertices_that_factors_lead_to_end_where_exact_gradients_do(
     given = {"epsilon": 0, "distances": "precomputed", "random_state": 0}
     by_matrices = quietly(torchgw.gw_align, *spaces, **given)
     for name, value in (("VERTEX_WORK", 1), ("SHARP_RESIDUAL", 0.05)):
-        monkeypatch.setattr(problem, name, value)
+        monkeypatch.setattr(surrogate, name, value)
     monkeypatch.setattr(sharp, "FACTORED_PAIRS", 1)
     left: list[float] = []
     leave = dense._leave_surrogate
@@ -188,7 +187,7 @@ def test_a_solve_that_factors_lead_ends_where_exact_products_do(
 ) -> None:
     D, E = noisy_pair(101, 90, 3)
     found = torchgw.gw_align(D, E, epsilon=epsilon, random_state=0)
-    monkeypatch.setattr(problem, "SLOW_WORK", {"cpu": 1e99})
+    monkeypatch.setattr(surrogate, "SLOW_WORK", {"cpu": 1e99})
     wanted = torchgw.gw_align(D, E, epsilon=epsilon, random_state=0, init=found)
     assert found.gradient == "exact"
     assert found.value_exact
@@ -202,7 +201,7 @@ def test_factors_lead_whatever_the_marginals(marginals: object, monkeypatch: pyt
     D, E = noisy_pair(91, 80, 3)
     call = {"epsilon": 2e-3, "random_state": 0, "marginals": marginals}
     found = torchgw.gw_align(D, E, **call)
-    monkeypatch.setattr(problem, "SLOW_WORK", {"cpu": 1e99})
+    monkeypatch.setattr(surrogate, "SLOW_WORK", {"cpu": 1e99})
     wanted = torchgw.gw_align(D, E, init=found, **call)
     assert found.value == pytest.approx(wanted.value, rel=1e-2)
 

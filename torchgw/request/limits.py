@@ -1,7 +1,7 @@
 """Which strategy and kernels a problem takes, and whether what it stores fits, before anything is built.
 
 A dense solve stores score and plan, 16 bytes for each pair of points (about 60 at the sharp end); where neither
-space has factors, it begins between factors near its distances (`torchgw.solvers.problem.make_surrogate`).
+space has factors, it begins between factors near its distances (`torchgw.strategies.surrogate.make_surrogate`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.losses import SQUARE
 from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SpaceOptions
+from torchgw.problem.problem import Kernels
 from torchgw.request.combinations import Fact, fact_of_space, find_exclusion, is_standard
 from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.solvers.linear_oracle import has_vertex_solver
-from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
 from torchgw.spaces.device_neighbours import build_bytes, count_neighbours

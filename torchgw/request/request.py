@@ -31,6 +31,7 @@ from torchgw.objective.supervision import Supervision
 from torchgw.options import GWOptions
 from torchgw.persist.checkpoint import Checkpoint
 from torchgw.persist.watch import Watch
+from torchgw.problem.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.request.attributes import replace_attributes
 from torchgw.request.combinations import Fact, fact_of_epsilon, fact_of_space, facts_of, imply_options, refuse
 from torchgw.request.devices import pick_device
@@ -81,7 +82,6 @@ from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.solvers.linear_oracle import has_vertex_solver
-from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
 from torchgw.spaces.coarsening import SCATTERED, WIDE, measure_coverage
 from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.spaces.resolution import explain_from_sample, explain_rounded_coordinates

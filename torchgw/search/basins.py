@@ -28,6 +28,7 @@ from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
+from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import (
@@ -52,10 +53,10 @@ from torchgw.search.full_starts import (
     make_distribution_starts,
     make_product_candidate,
     make_proximal_starts,
+    run_fixed_point,
 )
 from torchgw.search.lift import lift, lift_to_points
 from torchgw.search.views import SpaceGraph, count_entries
-from torchgw.solvers.problem import StoredProblem, run_fixed_point
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces.coarsening import KINDS, Coarsening, choose_landmarks
 from torchgw.types import is_metric, multiplies

@@ -34,6 +34,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import flush_small
 from torchgw.kernels.sampling import draw
 from torchgw.objective.model import mean_cost
+from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.anneal import SAME_PLAN
@@ -44,7 +45,6 @@ from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, SpaceGraph, plan_from
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, plan_of_order
 from torchgw.solvers.entropic import STEPS, BatchScore, epsilon_levels, make_score, product_energy, proximal_steps
-from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.warm_start import WarmStart
 
 COST, EVERY = "linear cost", "all permutations"

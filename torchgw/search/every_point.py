@@ -26,6 +26,7 @@ from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.persist.watch import Watch
+from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import (
@@ -42,7 +43,6 @@ from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift, lift_to_points
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.problem import StoredProblem
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.types import DistanceProvider

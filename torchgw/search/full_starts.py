@@ -16,12 +16,17 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
+from torchgw.diagnostics.status import History
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.model import mean_cost
+from torchgw.problem.problem import StoredProblem
+from torchgw.runtime.threads import threads_for
 from torchgw.search.candidate import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.entropic import COLD, product_energy, proximal_plan
-from torchgw.solvers.problem import StoredProblem, run_fixed_point
+from torchgw.solvers.entropic import COLD, descend, product_energy, proximal_plan
+from torchgw.solvers.inner import StoredSolver
+from torchgw.solvers.iterate import Loop
+from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart, plan_start, product_start
 
 FULL_QUANTILES = 32
@@ -101,3 +106,11 @@ def _candidate_from_plan(problem: StoredProblem, plan: Tensor) -> Candidate:
     plan = make_feasible(plan, p, q)
     energy = float(mean_cost(cost, DenseCoupling(plan), p, q))
     return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True, origin=PRODUCT)
+
+
+def run_fixed_point(problem: StoredProblem, start: WarmStart, epsilon: float, steps: int) -> Solution:
+    """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
+    loop = Loop(problem.watch.detach(), History(), steps)
+    inner = StoredSolver(problem.kernels.stored, replace(problem.model, epsilon=epsilon), problem.options.sinkhorn)
+    with threads_for(len(problem.p) * len(problem.q)):
+        return descend(problem.gradient, start, inner, problem.options, loop)

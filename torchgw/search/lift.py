@@ -18,11 +18,11 @@ from torchgw.losses import loss_factors
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model
+from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import as_graph_numbers
-from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.warm_start import WarmStart
 
 Points: TypeAlias = tuple[Tensor, Tensor]

@@ -26,6 +26,7 @@ from torchgw.diagnostics.status import History
 from torchgw.linalg.sparse_entries import find_mutual_pairs, inner, make_csr, scale_to_marginals
 from torchgw.objective.sparse import SparseObjective
 from torchgw.persist.watch import Watch
+from torchgw.problem.problem import Problem
 from torchgw.search.anneal import LandmarkProblem, find_landmark_basins
 from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
@@ -36,7 +37,6 @@ from torchgw.search.subtrees import compare_subtrees
 from torchgw.search.views import EDGES, MOST_MISSING
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import repair_marginals
-from torchgw.solvers.problem import Problem
 from torchgw.solvers.sparse_descent import descend_sparsely
 from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale

@@ -16,18 +16,19 @@ from torchgw.kernels.precision import loop_dtype
 from torchgw.objective.certify import certify, read_dense_plan
 from torchgw.objective.exact import ExactGradient, ensure_products
 from torchgw.objective.sampled import NOTHING, restore_memory
+from torchgw.problem.problem import Problem, StoredProblem, make_gradient
 from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import NEAR, is_clear_minimum
 from torchgw.search.basins import find_basins, find_basins_with_plans, list_basins
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
-from torchgw.search.full_starts import FEW_PAIRS, PRODUCT, make_unregularized_starts
-from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, make_surrogate, run_fixed_point
+from torchgw.search.full_starts import FEW_PAIRS, PRODUCT, make_unregularized_starts, run_fixed_point
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import pairs_start, plan_start, product_start
 from torchgw.spaces.coarsening import Coarsening
 from torchgw.strategies.entropic import continue_in_epsilon, solve_entropic
 from torchgw.strategies.sharp import descend_from_plan, descend_unregularized, sharpen, solve_unregularized
+from torchgw.strategies.surrogate import make_surrogate
 
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall

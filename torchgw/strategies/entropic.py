@@ -25,6 +25,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
 from torchgw.diagnostics.status import History, Status
 from torchgw.options import GWOptions
+from torchgw.problem.problem import Problem, StoredProblem
 from torchgw.search.basins import estimate_energy
 from torchgw.solvers.entropic import (
     descend,
@@ -36,7 +37,6 @@ from torchgw.solvers.entropic import (
 )
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.sampled import solve_by_sampling
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart
@@ -58,15 +58,14 @@ MOVED = 0.01  # of the mass, whose match a step must have changed likewise
 def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
     gone on with."""
-    epsilon, options, watch = problem.epsilon, problem.options, problem.watch
+    options, watch, model = problem.options, problem.watch, replace(problem.model, epsilon=problem.epsilon)
     if problem.exact:
         metric = all(map(is_metric, problem.spaces))
         loop = Loop(watch, History() if history is None else history, options.stopping.max_iter)
-        inner = problem.inner_at(epsilon)
+        inner = StoredSolver(problem.kernels.stored, model, options.sinkhorn)
         solution = descend(problem.gradient, start, inner, options, loop, resolved=True, metric=metric)
         solution = replace(solution, coupling=None, last_change=0.0)
     else:
-        model = replace(problem.model, epsilon=epsilon)
         solution = solve_by_sampling(problem.gradient, start, model, problem.kernels.stored, options, watch)
     if problem.tol is not None:
         solution, options = _refine_solution(problem, solution, problem.tol)

@@ -11,8 +11,8 @@ from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.kernels.sums import inner_product
 from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.value import Objective
+from torchgw.problem.problem import Problem
 from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank, warm_factors
-from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.entropic import make_epsilon_step
 from torchgw.strategies.multilevel import solve_on_cells

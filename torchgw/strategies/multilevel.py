@@ -44,6 +44,7 @@ from torchgw.objective.model import Model, mean_cost
 from torchgw.objective.sampled import Control
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
+from torchgw.problem.problem import Problem, StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
 from torchgw.runtime.threads import threads_for
@@ -61,7 +62,6 @@ from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
-from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect

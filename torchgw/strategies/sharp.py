@@ -21,16 +21,17 @@ from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import mean_cost
+from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
 from torchgw.solvers.entropic import descend, precision_warning
 from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
+from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
-from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
@@ -106,9 +107,9 @@ def _anneal(
     rough = replace(
         sinkhorn, tol=max(sinkhorn.tol, ANNEALED_TOL), exact_max_iter=min(sinkhorn.exact_max_iter, ANNEALED_ITERATIONS)
     )
-    problem = replace(problem, options=replace(problem.options, sinkhorn=rough))
-    loop = Loop(problem.watch, history, steps)
-    whole = partial(descend, problem.gradient, start, problem.inner_at(epsilon), problem.options, loop)
+    loop, options = Loop(problem.watch, history, steps), replace(problem.options, sinkhorn=rough)
+    inner = StoredSolver(problem.kernels.stored, replace(problem.model, epsilon=epsilon), rough)
+    whole = partial(descend, problem.gradient, start, inner, options, loop)
     return problem.stage(f"anneal-{step}", whole)
 
 

@@ -19,6 +19,7 @@ from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
 from torchgw.objective.sparse import SparseObjective
 from torchgw.objective.value import Objective
+from torchgw.problem.problem import Problem
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import is_as_low
 from torchgw.search.crossing import CROSSED
@@ -26,7 +27,6 @@ from torchgw.search.graph_matching import match_nodes, plan_from_pairs
 from torchgw.search.sparse_basins import SparseEnd, search_sparse_graphs
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import repair_marginals
-from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.sparse_descent import descend_sparsely
 from torchgw.spaces import AdjacencyDistances

@@ -26,6 +26,7 @@ from torchgw.kernels.sums import BLOCK_POINTS, inner_product
 from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, centres, choose_tiles
 from torchgw.objective.certify import certify, read_block_plan
 from torchgw.objective.exact import ExactGradient
+from torchgw.problem.problem import Problem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
@@ -33,7 +34,6 @@ from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.score import factored_score
 from torchgw.solvers.entropic import refine_by_newton, with_tolerance
 from torchgw.solvers.inner import StreamedSolver
-from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.spaces.coarsening import bisect
 from torchgw.strategies.entropic import make_epsilon_step

@@ -32,13 +32,13 @@ from torchgw.objective.certify import PlanStatistics, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.value import Objective
+from torchgw.problem.problem import Problem
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, transform_potentials
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
-from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.transport_costs import Order, TiledCost, union
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect

@@ -3,12 +3,8 @@
 Sizes choose before distances are known. Spaces without factors that carry them do not stream where their plan can be
 stored: the dense strategy has their exact gradient, the streaming one would sample it.
 
-A streaming solve between spaces without factors, by factors near their distances (`torchgw.spaces.low_rank`).
-
-Distances that are smooth along curves and surfaces have leading factors whose error is below that of landmarks. Between
-them a solve streams like any other, and the ladder's test at full size says when its cells are fine enough. Value and
-certificate are those of the distances themselves: exact where the plan can be stored and two products with it take
-seconds, elsewhere estimated from pairs that are drawn from it.
+A solution between factors near the distances has its value and certificate by the distances themselves: exactly where
+the plan can be stored and two products with it take seconds, elsewhere estimated from pairs that are drawn from it.
 """
 
 from __future__ import annotations
@@ -16,27 +12,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
-from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.objective.certify import certify, read_block_plan, read_dense_plan
+from torchgw.problem.problem import Problem
 from torchgw.runtime import cuda_graphs, scratch
 from torchgw.runtime.caller import out_of_memory, warn_caller
-from torchgw.solvers.problem import Problem, approximate_spaces, products_are_slow
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.multilevel import solve_from_cells
 from torchgw.strategies.sparse import solve_sparse_graphs
 from torchgw.strategies.streaming import solve_streaming
+from torchgw.strategies.surrogate import approximate_problem
 from torchgw.strategies.vertices import solve_by_vertices
 from torchgw.types import OutOfMemoryWarning
 
 DENSE_BYTES = 16  # for each pair of points: score and plan
+CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
+LEADING = "leading factors"  # whose gradient a plan has that streamed between factors near the distances
 
 SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
     "dense": solve_from_cells,
@@ -52,30 +49,24 @@ def run_strategy(problem: Problem, strategy: str) -> tuple[str, CertifiedSolutio
     The second attempt begins with the generator as the first one found it. What the callback raises passes through.
     """
     began, state = time.perf_counter(), problem.generator.get_state()
-    between = make_surrogate(problem) if strategy == "streaming" else None
+    between = approximate_problem(problem) if strategy == "streaming" else None
     looked = time.perf_counter() - began
     if strategy == "streaming" and between is None and _prefers_dense(problem):
         strategy = "dense"
-    strategy, found = _run_with_fallback(problem, strategy, between, state)
-    return strategy, replace(found, seconds=found.seconds | {"search": found.seconds["search"] + looked})
-
-
-def _run_with_fallback(
-    problem: Problem, strategy: str, between: Problem | None, state: Tensor
-) -> tuple[str, CertifiedSolution]:
-    """The solution of the strategy, or of the next where memory ends; that begins with the generator in this state."""
+    found = None
     try:
-        if strategy == "streaming" and problem.sharpens:
-            return _solve_and_sharpen(problem, between)
-        return strategy, _run_strategy(problem, strategy, between)
+        solve = _solve_and_sharpen if strategy == "streaming" and problem.sharpens else _solve
+        strategy, found = solve(problem, strategy, between)
     except (MemoryError, RuntimeError) as error:
         given = problem.options.strategy != "auto" or problem.has_no_entropy
         if given or strategy == "streaming" or not out_of_memory(error):
             raise
         message = str(error).partition("\n")[0]
-    _warn_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
-    problem.generator.set_state(state)
-    return "streaming", _run_strategy(replace(problem, sharpens=False), "streaming")
+    if found is None:  # where the error holds no memory any more
+        _warn_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
+        problem.generator.set_state(state)
+        strategy, found = _solve(replace(problem, sharpens=False), "streaming", None)
+    return strategy, replace(found, seconds=found.seconds | {"search": found.seconds["search"] + looked})
 
 
 def _warn_of_memory(what: str) -> None:
@@ -98,59 +89,39 @@ def _prefers_dense(problem: Problem) -> bool:
     )
 
 
-def _solve_and_sharpen(problem: Problem, between: Problem | None) -> tuple[str, CertifiedSolution]:
+def _solve(problem: Problem, strategy: str, between: Problem | None) -> tuple[str, CertifiedSolution]:
+    """The solution of a strategy, ``between`` leading factors where there are some."""
+    with problem.watch.within(strategy):
+        found = SOLVERS[strategy](between or problem)
+        found = found if between is None else reevaluate(problem, found)
+    return strategy, replace(found, status=Status.CANCELLED) if problem.watch.should_stop else found
+
+
+def _solve_and_sharpen(problem: Problem, strategy: str, between: Problem | None) -> tuple[str, CertifiedSolution]:
     """The optimum without entropy from the solution that streams, its plan stored, or from a search of its own where
     that did not settle; that which streams where memory ends then."""
-    found = _run_strategy(problem if between is None else between, "streaming")
-    if problem.watch.should_skip():
-        return "streaming", found if between is None else reevaluate(problem, found)
-    state = problem.generator.get_state()
-    try:
-        with problem.watch.within("dense"):
-            alone = replace(problem, model=problem.model.with_epsilon(0.0), sharpens=False)
-            last = solve_dense(problem, found) if found.status.converged else solve_dense(alone)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        message, last = str(error).partition("\n")[0], None
-    if last is None:
-        problem.generator.set_state(state)
-        _warn_of_memory(
-            f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
-        )
-        return "streaming", found if between is None else reevaluate(problem, found, stores=False)
+    _, found = _solve(between or problem, strategy, None)
+    state, stores, last = problem.generator.get_state(), True, found
+    if not problem.watch.should_skip():
+        try:
+            with problem.watch.within("dense"):
+                alone = replace(problem, model=problem.model.with_epsilon(0.0), sharpens=False)
+                last = solve_dense(problem, found) if found.status.converged else solve_dense(alone)
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            message, stores = str(error).partition("\n")[0], False
+        if not stores:  # where the error holds no memory any more
+            problem.generator.set_state(state)
+            _warn_of_memory(
+                f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
+            )
     status = Status.CANCELLED if problem.watch.should_stop else last.status
     if last is found:
-        return "streaming", replace(found if between is None else reevaluate(problem, found), status=status)
+        found = found if between is None else reevaluate(problem, found, stores)
+        return strategy, replace(found, status=status)
     seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
     return "dense", replace(last, status=status, ladder=found.ladder, seconds=seconds)
-
-
-def _run_strategy(problem: Problem, strategy: str, between: Problem | None = None) -> CertifiedSolution:
-    with problem.watch.within(strategy):
-        found = SOLVERS[strategy](problem) if between is None else solve_surrogate(problem, between)
-    return replace(found, status=Status.CANCELLED) if problem.watch.should_stop else found
-
-
-WANTED, RESIDUAL, MOST_RANK = 0.005, 0.01, 128  # residual of the factors: sought, accepted, and their most rank
-CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
-LEADING = "leading factors"  # whose gradient such a plan has
-
-
-def make_surrogate(asked: Problem) -> Problem | None:
-    """The problem between factors, where products of distances take long, these may be stored to find factors, and the
-    factors leave little; else None."""
-    if asked.tol is not None or all(space.factors() is not None for space in asked.spaces):
-        return None
-    if not products_are_slow(asked):
-        return None
-    spaces = asked.stage("factors", partial(approximate_spaces, asked, WANTED, RESIDUAL, MOST_RANK))
-    return None if spaces is None else Problem.of(asked, spaces=spaces)
-
-
-def solve_surrogate(asked: Problem, between: Problem) -> CertifiedSolution:
-    """The solution ``between`` leading factors, judged by the distances that were asked for."""
-    return reevaluate(asked, solve_streaming(between))
 
 
 def reevaluate(asked: Problem, found: CertifiedSolution, stores: bool = True) -> CertifiedSolution:

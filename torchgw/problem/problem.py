@@ -1,4 +1,4 @@
-"""What is asked of a solve, and the same with stored plans."""
+"""A Gromov-Wasserstein problem at any resolution: spaces, masses, model, and how it is to be solved."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from torchgw.diagnostics.status import History
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.shared import RankSharedTiles, SharedKernel, StreamedKernel, TileReader
 from torchgw.kernels.softmin_tiles import TileKernel
-from torchgw.losses import SQUARE
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
@@ -25,27 +23,13 @@ from torchgw.objective.sampled import SampledGradient, landmark_control, memory_
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
-from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import to_host
-from torchgw.solvers.entropic import descend
-from torchgw.solvers.inner import StoredSolver
-from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import equal_masses
-from torchgw.solvers.solution import Solution
-from torchgw.solvers.warm_start import WarmStart
-from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.low_rank import approximate_distances
-from torchgw.types import DistanceProvider, is_metric, multiplies
+from torchgw.types import DistanceProvider
 
 Result = TypeVar("Result")
 ProblemT = TypeVar("ProblemT", bound="Problem")
 
 SHARP_START = 2.5e-4  # of the largest squared distance, where annealing to zero begins
 AUTO_START = 0.01  # of what there is to gain, where an epsilon that is left to the solve begins
-# Multiplications of products of stored distances with a plan, from which factors near the distances pay, and between
-# unequal masses without entropy; the residual that these factors should leave, and may leave, in each case.
-SLOW_WORK, VERTEX_WORK = {"cpu": 4e10, "cuda": 4e12}, 5e9
-RESIDUAL, SHARP_RESIDUAL, MOST_LEFT = 0.02, 0.0025, 0.05
 STRAY_SHARE = 0.1  # of epsilon, that marginals which are not solved to the end may add to the objective
 
 
@@ -207,17 +191,6 @@ class StoredProblem(Problem):
         """The gradient of the quadratic part alone."""
         return self.gradient.quadratic if isinstance(self.gradient, ModelGradient) else self.gradient
 
-    def inner_at(self, epsilon: float) -> StoredSolver:
-        """A solver of this problem's linearisations on the way to an epsilon, with buffers of its own."""
-        return StoredSolver(self.kernels.stored, replace(self.model, epsilon=epsilon), self.options.sinkhorn)
-
-
-def run_fixed_point(problem: StoredProblem, start: WarmStart, epsilon: float, steps: int) -> Solution:
-    """The solution after at most ``steps`` fixed-point iterations from ``start``, without callback and journal."""
-    loop = Loop(problem.watch.detach(), History(), steps)
-    with threads_for(len(problem.p) * len(problem.q)):
-        return descend(problem.gradient, start, problem.inner_at(epsilon), problem.options, loop)
-
 
 def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
     """The options with tolerances at which a strong divergence adds at most a tenth of epsilon to the objective.
@@ -247,49 +220,3 @@ def make_gradient(problem: Problem) -> Gradient:
         )
         controls = x, y
     return gradient_of(model, SampledGradient(*problem.spaces, sampling, generator, controls))
-
-
-def products_are_slow(problem: Problem, work: float | None = None) -> bool:
-    """Whether the exact gradient takes products of stored metrics with a plan of more than so many multiplications, by
-    default so many that they take most of a solve."""
-    (n, k), device = (space.size for space in problem.spaces), problem.p.device.type
-    metrics = all(map(is_metric, problem.spaces)) and not any(map(multiplies, problem.spaces))
-    slow = n * k * (n + k) > (SLOW_WORK.get(device, SLOW_WORK["cpu"]) if work is None else work)
-    return slow and metrics and problem.exact and problem.model.loss is SQUARE
-
-
-def approximate_spaces(
-    problem: Problem, residual: float, accepted: float, most: int | None = None
-) -> tuple[DistanceProvider, DistanceProvider] | None:
-    """The spaces, those without factors by factors that leave at most a ``residual`` of their distances, or the
-    ``most`` of them; None where those of one leave more than what is ``accepted``."""
-    found = list[DistanceProvider]()
-    for space, mass in zip(problem.spaces, problem.model.masses, strict=True):
-        if space.factors() is None:
-            narrow = space.to(mass.device, loop_dtype(problem.options.mixed_precision))
-            stored = PrecomputedDistances.of(narrow, mass.device)
-            space, left = approximate_distances(stored, mass, problem.generator, residual, most)
-            if left > accepted:
-                return None
-        found.append(space)
-    return found[0], found[1]
-
-
-def make_surrogate(problem: StoredProblem) -> StoredProblem | None:
-    """The same problem with the gradient of factors near the distances, where products of these take long; without
-    entropy between unequal masses, whose vertices are found without matrices then, from less on."""
-    model, options = problem.model, problem.options
-    equal = equal_masses(*(mass.numpy() for mass in to_host(*model.masses)))
-    vertices = problem.has_no_entropy and model.is_standard and not equal
-    if any(space.factors() is not None for space in problem.spaces) or not products_are_slow(
-        problem, VERTEX_WORK if vertices else None
-    ):
-        return None
-    accepted = math.inf if products_are_slow(problem) else MOST_LEFT
-    spaces = approximate_spaces(problem, SHARP_RESIDUAL if vertices else RESIDUAL, accepted)
-    if spaces is None:
-        return None
-    wide = [space.to(problem.p.device, torch.float64) for space in spaces]
-    own = None if problem.wide is None else ExactGradient(wide[0], wide[1], *model.masses)
-    narrow = ExactGradient(*spaces, *model.masses_in(loop_dtype(options.mixed_precision)))
-    return replace(problem, gradient=gradient_of(model, narrow), wide=own)

@@ -1,0 +1,1 @@
+"""What is solved, at any resolution."""
