@@ -820,7 +820,7 @@ CORE = (
     Core(
         "sparse graphs",
         "They are asked for by name.",
-        (sparse, sparse_basins, sparse_descent, sparse_transport, graph_matching, signatures),
+        (sparse, sparse_basins, sparse_descent, graph_matching, signatures),
     ),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),

@@ -249,11 +249,14 @@ def _climb(problem: StreamedProblem, first: Solution, started: float) -> tuple[M
 
 
 def solve_from_cells(asked: Problem) -> CertifiedSolution:
-    """Solve with a stored plan; between many points on curves from cells, if no more precision is asked for than these
-    have."""
+    """Solve with a stored plan, from cells where that pays."""
+    return solve_dense(asked, begin=partial(_begin_on_cells, asked) if _should_use_cells(asked) else None)
+
+
+def _should_use_cells(asked: Problem) -> bool:
+    """Whether it is between many points on curves, and no more precise than cells are."""
     loose = asked.options.stopping.plan_tol >= StoppingOptions().plan_tol
-    by_cells = asked.curves and loose and not asked.has_no_entropy and asked.tol is None
-    return solve_dense(asked, begin=partial(_begin_on_cells, asked) if by_cells else None)
+    return asked.curves and loose and not asked.has_no_entropy and asked.tol is None
 
 
 def _begin_on_cells(asked: Problem, problem: StoredProblem) -> Solution:
