@@ -434,7 +434,7 @@ def test_many_points_are_searched_without_entropy(
     assert any("landmarks" in basin.origin for basin in found.basins)
     assert found.basins[0].energy == pytest.approx(found.value, rel=1e-6)
     np.testing.assert_array_equal(found.basins[0].matching, np.asarray(found.plan).argmax(1))
-    assert sum(exact) == 1  # best steps from the product plan
+    assert any(exact)  # best steps from the product plan
     assert found.value <= exact[0] * float(found.plan.sum()) ** 2 * (1 + 1e-9)
     again = gw_align(DX, DY, marginals=marginals, **given)
     assert torch.equal(torch.as_tensor(again.plan), torch.as_tensor(found.plan))

@@ -20,7 +20,7 @@ graphs", 2022.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -29,6 +29,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import round_plan
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.marginals import Partial
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
@@ -37,6 +38,18 @@ from torchgw.solvers.conditional_gradient import FreeColumns, Polytope, Transpor
 from torchgw.types import Coupling
 
 APART = 2.0  # times the largest cost: what both further points cost each other
+
+
+def make_search_models(model: Model) -> list[Model]:
+    """Models by which what leads to one is searched for. Under a free marginal it is the model itself, and a partial
+    one with room for the largest mass everywhere: beside others, points that all can take say little."""
+    (p, q), (row, column) = model.masses, model.marginals.weights
+    if min(row, column) > 0:
+        return [model]
+    held, free = (p, q) if column == 0 else (q, p)
+    room = torch.maximum(free * (held.sum() / free.sum()), held.amax())
+    p, q = (held, room) if column == 0 else (room, held)
+    return [model, replace(model, p=p, q=q, marginals=Partial(float(held.sum())))]
 
 
 @dataclass(frozen=True)

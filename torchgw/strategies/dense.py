@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import NEAR_TIE, TINY
@@ -23,6 +24,7 @@ from torchgw.search.basins import find_basins, find_basins_with_plans, list_basi
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, PRODUCT, make_unregularized_starts, run_fixed_point
+from torchgw.solvers.model_form import make_search_models
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import pairs_start, plan_start, product_start
 from torchgw.spaces.coarsening import Coarsening
@@ -130,20 +132,25 @@ def _search_and_descend_model(problem: StoredProblem) -> Solution:
         whole = partial(solve_unregularized, problem, start, found.history.copy())
         found = problem.stage("sharpen", whole).add_iterations(found)
         candidates[0] = _with_solution(candidates[0], found)
-    few, plan = p.numel() * q.numel() <= PRODUCT_PAIRS, p[:, None] * q
-    given = init is not None and init.is_floating_point()
-    if (given or (init is None and model.alpha > 0 and few)) and not watch.should_skip():
-        if init is not None:
-            plan, few = init, plan.numel() <= FEW_PAIRS
-        quiet = replace(problem, watch=watch.without_callback())
-        descent = partial(descend_from_plan, quiet, plan, torch.zeros_like(q), History(), exact=few, rough=True)
-        other = quiet.stage("other", descent)
+    pairs, given, quiet = p.numel() * q.numel(), init, replace(problem, watch=watch.without_callback())
+    plans = list[tuple[Tensor, bool, str]]()
+    if given is not None and given.is_floating_point():
+        plans.append((given, pairs <= FEW_PAIRS, "given"))
+    elif given is None and model.alpha > 0 and pairs <= PRODUCT_PAIRS:
+        plans.append((p[:, None] * q, True, PRODUCT))
+    if given is None and not watch.should_skip():
+        for lead in make_search_models(problem.model)[1:]:
+            with watch.within("lead"):
+                led_there = _search_and_descend_model(replace(quiet, model=lead).with_epsilon(0.0))
+            plans.append((led_there.plan, False, "partial model"))
+    for number, (plan, exact, origin) in enumerate(plans):
+        if watch.should_skip():
+            break
+        descent = partial(descend_from_plan, quiet, plan, torch.zeros_like(q), History(), exact=exact, rough=True)
+        other = quiet.stage(f"other-{number}", descent)
         if other.energy < found.energy:  # which no start of the search led to
-            candidates = [
-                replace(_with_solution(candidates[0], other), count=0, origin=PRODUCT, rejected=()),
-                *candidates,
-            ]
-            found = other
+            best = replace(_with_solution(candidates[0], other), count=0, origin=origin, rejected=())
+            found, candidates = other, [best, *candidates]
     basins = () if reference is None else list_basins(problem, candidates, reference)
     return replace(found, basins=basins, seconds={"search": searched})
 
