@@ -29,7 +29,7 @@ import torchgw
 from torchgw.batched import annealing, polish
 from torchgw.batched import solve as batch
 from torchgw.kernels.kernel import relax
-from torchgw.objective import matching
+from torchgw.objective import exact
 from torchgw.objective.linearise import gradient_of
 from torchgw.search import (
     anneal,
@@ -682,8 +682,8 @@ MECHANISMS = (
     Mechanism(
         "few-entries",
         "Gradients of plans with few entries take one product instead of two.",
-        (matching.MatchingGradient,),
-        (none((matching.MatchingGradient, "of")),),
+        (exact.ExactGradient.change, exact.ExactGradient.change_by_rows),
+        (constant(exact, "FEW_ENTRIES", -1.0), none(exact.ExactGradient.change_by_rows)),
         GRADIENT,
         True,
     ),

@@ -43,7 +43,6 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.permuted import FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
@@ -97,10 +96,6 @@ def _of_terms(gradient: Any, *_: Any) -> tuple[int, ...]:
     return len(gradient.a), len(gradient.b)
 
 
-def _of_exact(gradient: Any, *_: Any) -> tuple[int, ...]:
-    return _of_terms(gradient.exact)
-
-
 def _of_plans(_: Any, plan: Any, *__: Any) -> tuple[int, ...]:
     return tuple(plan.shape)
 
@@ -109,9 +104,8 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (ExactGradient, "cost", _of_terms),
     (ExactGradient, "cost_from_factored_plan", _of_terms),
     (certify, "assemble_factored_cost", lambda left, right, *_: (len(left[0]), len(right[0]))),
-    (MatchingGradient, "__call__", _of_exact),
-    (MatchingGradient, "change", _of_exact),
-    (MatchingGradient, "cross", _of_exact),
+    (ExactGradient, "change", _of_terms),
+    (ExactGradient, "change_by_rows", _of_terms),
     (FactoredPermutations, "cost_of", _of_terms),
     (FactoredPermutations, "update_cost", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),

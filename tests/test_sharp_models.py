@@ -23,7 +23,6 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.losses import LOSSES
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.model_form import ModelForm
@@ -97,9 +96,7 @@ def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[s
     p, q = (torch.from_numpy(random_masses(m, rng) * (1.4 if "partial" in name else 1.0)) for m in (40, 44))
     exact = form_of(Model(p, q, 0.0, **more), DX, DY).exact
     assert isinstance(exact, ExactGradient)
-    matching = MatchingGradient.of(exact)
-    assert matching is not None
-    form, ways = ModelForm(Model(p, q, 0.0, **more), matching), []
+    form, ways = ModelForm(Model(p, q, 0.0, **more), exact), []
     plan = form.extend(torch.from_numpy(rng.exponential(size=(40, 44))))
     for step in range(4):  # the first vertex differs from the plan everywhere, others from the one before in few rows
         cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
@@ -113,7 +110,7 @@ def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[s
             assert float(cost[-1, -1] + change[-1, -1]) > float(ahead[:-1, :-1].max())
             apart[-1, -1] = 0.0
         assert float(apart.abs().max()) <= 1e-13
-        ways.append(matching.cross(_sparse(form, vertex), form.restrict(plan)))
+        ways.append(exact.change_by_rows(_sparse(form, vertex), form.restrict(plan)))
         plan = vertex.to_dense()
     assert any(way is not None for way in ways)
 

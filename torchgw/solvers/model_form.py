@@ -31,7 +31,6 @@ from torchgw.couplings.rounding import round_plan
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.marginals import Partial
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
@@ -57,11 +56,11 @@ class ModelForm:
     """F, and the plans that a model allows, seen as rows with hard masses.
 
     model : with the masses p (N,), q (K,), hard or free or only bounded.
-    exact : C(T) of the quadratic part, in float64; of plans of few entries where that takes less.
+    exact : C(T) of the quadratic part, in float64.
     """
 
     model: Model
-    exact: ExactGradient | MatchingGradient
+    exact: ExactGradient
 
     @cached_property
     def linear(self) -> Tensor | None:
@@ -146,13 +145,12 @@ class ModelForm:
         """C(S) - C(T) (N, K) of two of the form's plans, the first of few entries, from C(T)."""
         corner, stands = self._restrict_coupling(vertex), DenseCoupling(self.restrict(plan))
         assert isinstance(corner, SparseCoupling)
-        exact = self.exact
-        found = exact.cross(corner, stands.plan) if isinstance(exact, MatchingGradient) else None
+        found = self.exact.change_by_rows(corner, stands.plan)
         if found is None:
             return self(vertex, self.masses[0]).rows(slice(None)).sub_(cost)
         if not self.model.has_hard_marginals:
             rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
-            a, b = exact.means(rows, columns)
+            a, b = self.exact.means(rows, columns)
             found.add_(a[:, None]).add_(b)
         found *= self.model.alpha
         return self._pad_costs(found).add_(self._constant(corner) - self._constant(stands))

@@ -44,7 +44,6 @@ from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Weights
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sparse import SparseObjective
 from torchgw.objective.value import Objective, objective
@@ -139,7 +138,7 @@ def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[Factored
         cost = linear.times(weights.linear)
         return cost, cost.a, cost.b
     exact = ExactGradient(*spaces, rows, columns, model.loss)
-    raw = (MatchingGradient.of(exact) or exact)(plan, rows)
+    raw = exact(plan, rows)
     cost = weights.combine_costs(raw, linear)
     return cost, cost.a + weights.quadratic * (exact.a - raw.a), cost.b + weights.quadratic * (exact.b - raw.b)
 

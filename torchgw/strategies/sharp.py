@@ -24,7 +24,6 @@ from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import to_host
@@ -224,11 +223,10 @@ class _Descent:
     limit: int
 
     @property
-    def exact_gradient(self) -> ExactGradient | MatchingGradient:
-        """The gradient that decides, of plans of few entries where products of stored matrices take long."""
-        wide = self.problem.wide
-        assert wide is not None
-        return (MatchingGradient.of(wide) if wide.a.device.type == "cpu" else None) or wide
+    def exact_gradient(self) -> ExactGradient:
+        """The gradient that decides."""
+        assert self.problem.wide is not None
+        return self.problem.wide
 
     def make_loop(self, tol: float = TOLERANCE) -> Loop:
         """The next loop, for the iterations that are left."""
@@ -249,15 +247,14 @@ class _Descent:
         column potentials (K,) of its linear problem, which of models may be ``rough``. Exact costs that they end with
         are kept."""
         problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
-        wide = problem.wide
-        assert wide is not None
+        wide = self.exact_gradient
         if not problem.model.is_standard:
             return self.solve_model(plan, dual, False, rough)
         matched = None
         if equal_masses(*(mass.numpy() for mass in to_host(p, q))):
             matched = self._solve_by_permutations(wide, plan, dual, kept)
         found: FrankWolfe | PermutationState | FactoredDescent
-        between, cost, exact = None, None, self.exact_gradient
+        between, cost = None, None
         if matched is not None:
             found, status = matched
             plan, dual = found.plan, found.dual + wide.b
@@ -268,9 +265,9 @@ class _Descent:
             found, status = between
             plan, dual = found.plan.to_dense(), found.duals[1]
         elif matched is None or not matched[0].whole:
-            found, status = frank_wolfe(exact, plan, dual, TransportPlans(p, q), self.make_loop())
+            found, status = frank_wolfe(wide, plan, dual, TransportPlans(p, q), self.make_loop())
             plan, dual = found.plan, found.duals[0]
-            if isinstance(exact, MatchingGradient):
+            if wide.has_matrices:
                 cost = FactoredCost.from_matrix(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
         return self._make_solution(plan, found.value, status, before, dual, cost)
 
