@@ -683,7 +683,7 @@ MECHANISMS = (
         "few-entries",
         "Gradients of plans with few entries take one product instead of two.",
         (exact.ExactGradient.change, exact.ExactGradient.change_by_rows),
-        (constant(exact, "FEW_ENTRIES", -1.0), none(exact.ExactGradient.change_by_rows)),
+        (none(exact.ExactGradient.change_by_rows),),
         GRADIENT,
         True,
     ),

@@ -101,10 +101,12 @@ class ExactGradient:
         elif right is not None:
             G, t = right
             U, V = symmetric_product(self.source, coupling.apply(G, 1)), G * t
+        elif isinstance(coupling, SparseCoupling) and self.has_matrices:
+            at, mass = torch.stack((coupling.row, coupling.column)), coupling.mass.to(p.dtype)
+            few = torch.sparse_coo_tensor(at, mass, coupling.shape, check_invariants=False, is_coalesced=True)
+            return FactoredCost.from_product(a, b, dense(self.source) @ (few @ dense(self.target)))
         else:
             T, D, E = coupling.to_dense().to(p.dtype), self.source, self.target
-            if self.has_matrices and _has_few_entries(T):
-                return FactoredCost.from_product(a, b, dense(D) @ torch.sparse.mm(T.to_sparse(), dense(E)))
             if not (is_symmetric(D) or is_symmetric(E)):
                 return FactoredCost.from_product(a, b, directed_product(partial(product, D), partial(product, E), T))
             if self._stores_product:
@@ -144,7 +146,8 @@ class ExactGradient:
             return None
         part, E = vertex.rows(rows) - plan[rows], dense(self.target)
         part[part.abs() <= ROUNDING * most] = 0.0  # what rounding a plan onto its marginals left
-        right = torch.sparse.mm(part.to_sparse(), E) if _has_few_entries(part) else part @ E
+        few = int(part.count_nonzero()) <= FEW_ENTRIES * plan.numel()
+        right = torch.sparse.mm(part.to_sparse(), E) if few else part @ E
         return (dense(self.source)[:, rows] @ right).mul_(-2.0)
 
     def cost_from_factored_plan(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
@@ -162,10 +165,6 @@ class ExactGradient:
             (F, s), (G, t) = left, right
             return FactoredCost(self.a, self.b, F @ (s[:, None] * (F[rows].T @ T @ G[columns]) * t), G)
         return FactoredCost(self.a, self.b, self.source.rows(rows).T @ T, self.target.rows(columns).T)
-
-
-def _has_few_entries(T: Tensor) -> bool:
-    return int(T.count_nonzero()) <= FEW_ENTRIES * T.numel()
 
 
 @as_cuda_graph()

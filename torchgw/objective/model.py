@@ -218,9 +218,8 @@ class Model:
         if self.marginals.balanced:
             return MarginalConstraint(log_p), MarginalConstraint(log_q)
         (row, column), total = self.marginals.weights, self.marginals.total
-        return _make_constraint(log_p, row, epsilon, row_offset, total), _make_constraint(
-            log_q, column, epsilon, column_offset, total
-        )
+        one = _make_constraint(log_p, row, epsilon, row_offset, total)
+        return one, _make_constraint(log_q, column, epsilon, column_offset, total)
 
     def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
         """Row and column sums of a coupling; those asked for where they hold."""
@@ -235,10 +234,6 @@ class Model:
         broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
         return self.values_from_parts(quadratic, linear, broken, rows, columns)
 
-    def total(self, quadratic: Tensor | float, penalty: Tensor | float, linear: Tensor | float) -> Tensor | float:
-        """F (...) without its entropy, from Q(T), the weighed divergences, and the linear parts as they are weighed."""
-        return self.alpha * quadratic + penalty + linear
-
     def values_from_parts(
         self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor
     ) -> Values:
@@ -246,7 +241,7 @@ class Model:
         violation = max(broken, 0.0) / self.price
         penalty = 0.0 if self.has_hard_marginals else max(float(self.divergences(rows, columns)), 0.0)
         penalty += 0.0 if self.strength == math.inf else self.strength * violation
-        total = float(self.total(quadratic, penalty, self.beta * linear))
+        total = self.alpha * quadratic + penalty + self.beta * linear
         return Values(quadratic, linear, penalty, total, violation)
 
     @property
@@ -257,9 +252,14 @@ class Model:
             largest += self.beta * largest_entry(self.cost)
         return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
 
+    @property
+    def growth(self) -> float:
+        """How fast the divergences and the entropy grow with the logarithm of a plan's mass, per unit of mass."""
+        return sum(self.marginals.weights) + self.epsilon
+
     def weight(self, mass: float | Tensor) -> float | Tensor:
-        """w, the weight of the linear problem."""
-        return problem_weight(self.alpha, self.beta, mass)
+        """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
+        return self.alpha * mass + self.beta / 2
 
     def entropy_term(self, plan: Tensor, epsilon: float) -> Tensor:
         """What the entropy adds to F () of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up
@@ -294,11 +294,6 @@ def _average_over_cells(
         for sums, mass in ((rows.sums(model.p), model.p), (columns.sums(model.q), model.q))
     )
     return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
-
-
-def problem_weight(alpha: float, beta: float, mass: float | Tensor) -> float | Tensor:
-    """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
-    return alpha * mass + beta / 2
 
 
 def divergences(

@@ -132,7 +132,7 @@ def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[Factored
     """The linearised cost at a plan of about mass one, of which marginals that stay are no part; and its row (N,) and
     column (K,) terms where D_X T D_Y is not centred."""
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
-    weights, linear = Weights.of(model.alpha, model.beta, float(rows.sum())), model.linear(torch.float64)
+    weights, linear = Weights.of(model, float(rows.sum())), model.linear(torch.float64)
     if model.alpha == 0:
         assert linear is not None
         cost = linear.times(weights.linear)
