@@ -147,7 +147,7 @@ def energy(model: Model, moments: Moments) -> Tensor:
     if model.is_standard:
         return moments.quadratic
     penalty = model.divergences(moments.rows, moments.columns, capped=True)
-    return model.alpha * moments.quadratic + penalty + moments.linear
+    return torch.as_tensor(model.total(moments.quadratic, penalty, moments.linear))
 
 
 def gradient_of(model: Model, quadratic: Gradient) -> Gradient:

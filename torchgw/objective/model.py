@@ -234,6 +234,10 @@ class Model:
         broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
         return self.values_from_parts(quadratic, linear, broken, rows, columns)
 
+    def total(self, quadratic: Tensor | float, penalty: Tensor | float, linear: Tensor | float) -> Tensor | float:
+        """F (...) without its entropy, from Q(T), the weighed divergences, and the linear parts as they are weighed."""
+        return self.alpha * quadratic + penalty + linear
+
     def values_from_parts(
         self, quadratic: float, linear: float, broken: float, rows: Tensor, columns: Tensor
     ) -> Values:
@@ -241,7 +245,7 @@ class Model:
         violation = max(broken, 0.0) / self.price
         penalty = 0.0 if self.has_hard_marginals else max(float(self.divergences(rows, columns)), 0.0)
         penalty += 0.0 if self.strength == math.inf else self.strength * violation
-        total = self.alpha * quadratic + penalty + self.beta * linear
+        total = float(self.total(quadratic, penalty, self.beta * linear))
         return Values(quadratic, linear, penalty, total, violation)
 
     @property
