@@ -89,14 +89,26 @@ def test_gradients_equal_those_of_the_dense_eigendecomposition(name: str) -> Non
     assert max(relative(a, b) for a, b in pairs) < 1e-9
 
 
+@pytest.mark.parametrize("n_steps", [1, pytest.param(4, marks=pytest.mark.slow), 9])
+def test_the_adjoint_is_exact_for_the_steps_taken(n_steps: int) -> None:
+    """However far from convergence: the derivative is that of what was computed."""
+    ends, weights = random_graph(9, 5)
+    product, V = laplacian(ends), normal(9, 2).requires_grad_()
+    weights, t = weights.requires_grad_(), torch.tensor([[0.4], [1.3]]).double().requires_grad_()
+
+    def value(w: Tensor, v: Tensor, time: Tensor) -> Tensor:
+        return matrix_function(product, (w,), v, EXP, n_steps, (time,))
+
+    assert torch.autograd.gradcheck(value, (weights, V, t))
+
+
 def test_the_basis_is_orthonormal_and_the_recurrence_holds() -> None:
     ends, weights = random_graph(300, 300)
     product = laplacian(ends)
     V = normal(300, 2)
-    found = recurrence(as_matrix(product, (weights,), V), V, 120)
-    steps, left = found.betas[:, :-1], found.betas[:, -1]
-    T = torch.diag_embed(found.alphas) + torch.diag_embed(steps, 1) + torch.diag_embed(steps, -1)
-    for Q, t, last in zip(found.basis, T, left, strict=True):
+    found, _ = recurrence(as_matrix(product, (weights,), V), V, 120)
+    T = torch.diag_embed(found.alphas) + torch.diag_embed(found.betas, 1) + torch.diag_embed(found.betas, -1)
+    for Q, t, last in zip(found.basis, T, found.residual, strict=True):
         torch.testing.assert_close(Q @ Q.T, torch.eye(120, dtype=torch.float64), atol=1e-13, rtol=0)
         gap = product((weights,), Q.T) - Q.T @ t
         assert float(gap[:, :-1].abs().max()) < 1e-12
@@ -148,13 +160,14 @@ def test_a_breakdown_ends_basis_and_coefficients_with_zeros() -> None:
     start = torch.zeros(9, 2, dtype=torch.float64)
     start[:, 0] = 1.0
     start[0, 1] = 1.0
-    found = recurrence(as_matrix(laplacian(PARTS), (weights,), start), start, 6)
+    found, _ = recurrence(as_matrix(laplacian(PARTS), (weights,), start), start, 6)
     assert (found.basis[:, :, 0] != 0).any()
     norms = found.basis.norm(dim=2)
     torch.testing.assert_close(norms[0], torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64))
     assert norms[1].sum().item() == pytest.approx(3)  # a cycle of four, from one of its nodes
     assert (found.betas[0] == 0).all()
-    assert (found.betas[1] == 0).tolist() == [False, False, True, True, True, True]
+    assert (found.betas[1] == 0).tolist() == [False, False, True, True, True]
+    assert (found.residual == 0).all()
 
 
 def test_one_node_and_single_precision() -> None:

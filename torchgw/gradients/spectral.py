@@ -5,7 +5,7 @@ In the coordinates Z = W sqrt(epsilon w / T) the operator A of `torchgw.objectiv
     A Z = Z - 2 alpha P [R o (D_X (R o Z) D_Y)],    R = sqrt(T / (epsilon w)),
 
 P the projection on changes without sums, which belongs to the plan. The plan is held; of tr f(A) = E z^T f(A) z over
-random z = P z the derivative goes through the distances by `torchgw.linalg.matrix_functions`.
+random z = P z the derivative goes through the distances by the adjoint of Lanczos (`torchgw.linalg.matrix_functions`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.gradients.plan_moments import ConstantProduct, apply_function
-from torchgw.linalg.matrix_functions import ScalarFunction, matrix_function
+from torchgw.linalg.lanczos import recurrence
+from torchgw.linalg.matrix_functions import ScalarFunction, as_matrix, matrix_function
 from torchgw.objective.hessian import Hessian
+
+LEFT = 1e-3  # of the largest step of a recurrence: the adjoint loses digits by the square of smaller ones
 
 
 def spectral_trace(
@@ -51,7 +54,10 @@ def spectral_trace(
 
     z = torch.randn(n_probes, *shape, generator=generator, dtype=root.dtype, device=root.device)
     start = project(z * (root > 0)).flatten(1).T.contiguous()
-    found = matrix_function(product, distances, start, _ShiftedFunction(f), n_steps, coefficients)
+    with torch.no_grad():
+        held = tuple(side.detach() for side in distances)
+        seen, _ = recurrence(as_matrix(product, held, start), start, min(n_steps, len(start)), _should_stop)
+    found = matrix_function(product, distances, start, _ShiftedFunction(f), seen.alphas.shape[1], coefficients)
     return (start * found).sum() / n_probes
 
 
@@ -69,3 +75,8 @@ class _ShiftedFunction:
 
     def divided_difference(self, x: Tensor, y: Tensor, *coefficients: Tensor) -> Tensor:
         return self.f.divided_difference(1 + x, 1 + y, *coefficients)
+
+
+def _should_stop(alphas: Tensor, betas: Tensor) -> bool:
+    """Whether a Krylov space has next to nothing left to grow by, which values no longer need."""
+    return bool((betas[:, -1] < LEFT * betas.amax(1)).any())

@@ -240,32 +240,40 @@ class Krylov(NamedTuple):
     Attributes
     ----------
     basis : Q^T, (M, m, N).
-    alphas, betas : a and b, (M, m); the last b is the length of what is left. Where a beta is zero, the Krylov space is
-        invariant, and all that follows is zero.
-    norm : lengths of the start vectors (M,).
+    alphas, betas : a (M, m) and b (M, m - 1). Where a beta is zero, the Krylov space is invariant, and all that follows
+        is zero.
+    residual : (M,), the next beta, which has no derivative.
     """
 
     basis: Tensor
     alphas: Tensor
     betas: Tensor
-    norm: Tensor
+    residual: Tensor
 
 
-def recurrence(operator: Operator, V: Tensor, n_steps: int) -> Krylov:
-    """The recurrence from each column of V (N, M); a zero column breaks down at once."""
+def recurrence(
+    operator: Operator, V: Tensor, n_steps: int, stop: Callable[[Tensor, Tensor], bool] | None = None
+) -> tuple[Krylov, Tensor]:
+    """The recurrence from each column of V (N, M), and the columns' lengths (M,); a zero column breaks down at once.
+
+    ``stop(alphas, betas)``, both (M, k), may end it after any step k.
+    """
     space = KrylovBasis(operator, n_steps + 1, V.shape[1])
     norm = space.add(V.T, is_product=False)[:, 0]
-    steps = [space.add(space.image(slice(k, k + 1)).T)[:, -2:] for k in range(n_steps)]
-    alphas, betas = torch.stack(steps, 2).unbind(1)
-    return Krylov(space.vectors[:, :-1], alphas, betas, norm)
+    steps = V.new_zeros(2, V.shape[1], n_steps)
+    for k in range(n_steps):
+        steps[..., k] = space.add(space.image(slice(k, k + 1)).T)[:, -2:].T
+        alphas, betas = steps[..., : k + 1]
+        if stop is not None and stop(alphas, betas):
+            break
+    return Krylov(space.vectors[:, :-1], alphas, betas[:, :-1], betas[:, -1]), norm
 
 
-def ritz_pairs(found: Krylov) -> tuple[Tensor, Tensor]:
+def ritz_pairs(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (M, m) and eigenvectors (M, m, m) of the tridiagonal matrices.
 
     After a breakdown the diagonal goes on with its first entry: values that f is defined for and that nothing reads.
     """
-    alphas, betas = found.alphas, found.betas[:, :-1]
     alive = torch.cat((torch.ones_like(alphas[:, :1]), (betas > 0).to(alphas.dtype).cumprod(1)), 1) > 0
     T = torch.diag_embed(torch.where(alive, alphas, alphas[:, :1])) + torch.diag_embed(betas, -1)
     values, vectors = torch.linalg.eigh(T)  # of the lower triangle

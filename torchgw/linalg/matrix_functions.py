@@ -2,32 +2,42 @@
 
     f(A) v ~ |v| Q f(T) e_1,    Q and T = tridiag(b, a, b) from the recurrence of `torchgw.linalg.lanczos`
 
-The derivative of f(A) v in a cotangent y is
-
-    vbar = f(A) y,    Abar = |y| |v| Q_y U_y diag(U_y^T e_1) f[mu, lambda] diag(U_v^T e_1) U_v^T Q_v^T,
-
-with the Ritz values mu, lambda and vectors U_y, U_v of the Krylov spaces of y and of v (Daleckii and Krein), and
+The derivative goes through f(T) e_1 by divided differences (Daleckii and Krein),
 
     f[x, y] = (f(x) - f(y)) / (x - y),    f[x, x] = f'(x),
 
-which are finite where eigenvalues meet. It converges with the steps as f(A) v does, also where a Krylov space ends.
-Abar is never formed: a step costs one vector-Jacobian product with a column of Q_v, and no graph outlives it.
+which are finite where eigenvalues of T meet, and through the recurrence by its adjoint. That runs backwards. With
+q_1 = v / |v|, w_k = A q_k, r_k what is left of w_k, bars for cotangents and g_k for the whole cotangent of q_k,
 
-Sources: N. Higham, "Functions of Matrices", 2008, theorem 3.11; P. Kandolf, A. Koskela, S. Relton, M. Schweitzer,
-"Computing low-rank approximations of the Frechet derivative of a matrix function using Krylov subspace methods", 2021.
+    rbar_k = (I - q_{k+1} q_{k+1}^T) g_{k+1} / b_k + bbar_k q_{k+1},    c_k = Q_k^T rbar_k,
+    lambda_k = rbar_k - Q_k c_k + abar_k q_k                            (the re-orthogonalised multiplier of A q_k),
+    g_k = qbar_k + A lambda_k - a_k rbar_k - b_k rbar_{k+1} + abar_k w_k - sum_{i >= k} c_i[k] w_i,
+    thetabar += lambda_k . d(A q_k) / d theta,                          vbar = (I - q_1 q_1^T) g_1 / |v|.
+
+The last sum is a product with Q, because A Q = Q T. A step costs one vector-Jacobian product, and no graph outlives it:
+memory is that of the basis, forward and backward.
+
+Where a b_k vanishes, the Krylov space K of v is invariant and f(A) v is exact, but a change of A or v leads out of K,
+where the recurrence has no derivative. There the cotangent y is split. Its part in K goes through the adjoint; the rest
+z meets the derivative of f(A) v itself. With Ritz values mu, lambda and vectors U of the spaces of z and v,
+
+    vbar += f(A) z,    Abar += Q_z X Q_v^T,    X = |z| |v| U_z diag(U_z^T e_1) f[mu, lambda] diag(U_v^T e_1) U_v^T.
+
+Sources: N. Higham, "Functions of Matrices", 2008, theorem 3.11; N. Kraemer, P. Moreno-Munoz, H. Roy, S. Hauberg,
+"Gradients of functions of large matrices", NeurIPS 2024; P. Kandolf, A. Koskela, S. Relton, M. Schweitzer, "Computing
+low-rank approximations of the Frechet derivative of a matrix function using Krylov subspace methods", 2021.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.linalg.lanczos import combine_vectors, inner_products, recurrence, ritz_pairs
+from torchgw.linalg.lanczos import BREAKDOWN_POWER, Krylov, combine_vectors, inner_products, recurrence, ritz_pairs
 from torchgw.linalg.operators import Matrix
 from torchgw.runtime.autograd import refuse_double_backward
 
@@ -87,9 +97,9 @@ def matrix_function(
 
     Notes
     -----
-    Value and gradient are those of f(A) V, as far as m steps find them. m products and O(M N m^2) work, memory
-    O(M N m). The gradient takes as many again and m vector-Jacobian products of ``matvec``, one at a time, and keeps no
-    graph.
+    The gradient is that of what was computed, not that of the limit of many steps, but for columns whose Krylov space
+    ended early: theirs is that of f(A) v itself. m products and O(M N m^2) work, memory O(M N m). The adjoint takes m
+    vector-Jacobian products of ``matvec``, one at a time, and keeps no graph.
     """
     validate.instance("V", V, Tensor)
     if V.ndim != 2 or not V.is_floating_point() or 0 in V.shape:
@@ -103,86 +113,174 @@ def matrix_function(
     return result
 
 
+def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
+    """f(T) e_1, (M, m)."""
+    return inner_products(vectors, f.value(values, *coefficients) * vectors[:, 0])
+
+
 def as_matrix(matvec: Matvec, parameters: tuple[Tensor, ...], V: Tensor) -> Matrix:
     """A on vectors like V (N, M), for values of its parameters."""
     return Matrix(lambda X: matvec(parameters, X), len(V), V.device, V.dtype)
 
 
-class _Spaces(NamedTuple):
-    """Krylov spaces of M vectors.
+class _MatrixFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, matvec: Matvec, f: ScalarFunction, n_steps: int, n: int, V: Tensor, *rest: Tensor) -> Tensor:
+        found, norm = recurrence(as_matrix(matvec, rest[:n], V), V, n_steps)
+        values, vectors = ritz_pairs(found.alphas, found.betas)
+        ctx.matvec, ctx.f, ctx.n = matvec, f, n
+        ctx.save_for_backward(V, *rest, *found, norm, values, vectors)
+        return combine_vectors(found.basis, norm[:, None] * _first_column(f, values, vectors, rest[n:])).T
 
-    basis : Q^T (M, m, N).
-    norm : lengths of the vectors (M,).
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        V, *rest, basis, alphas, betas, residual, norm, values, vectors = ctx.saved_tensors
+        parameters, coefficients = tuple(rest[: ctx.n]), tuple(rest[ctx.n :])
+        with torch.no_grad():
+            solved = _LanczosEvaluation(
+                ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors
+            )
+            cotangents = solved.cotangents_of(parameters, coefficients, grads[0].T)
+        return None, None, None, None, *refuse_double_backward(ONCE, cotangents, (V, *rest, *grads))
+
+
+class _LanczosEvaluation(NamedTuple):
+    """f(A) V as it was computed, and its adjoint.
+
+    matvec, f : the matrix A (N, N) as a product, and the function.
+    krylov : the Krylov basis (M, m, N), and the entries of the tridiagonal matrix T (M, m, m).
+    norm : of the start vectors, (M,).
     values, vectors : eigenvalues (M, m) and eigenvectors (M, m, m) of T.
     """
 
-    basis: Tensor
+    matvec: Matvec
+    f: ScalarFunction
+    krylov: Krylov
     norm: Tensor
     values: Tensor
     vectors: Tensor
 
-    @classmethod
-    def of(cls, operator: Matrix, V: Tensor, n_steps: int) -> _Spaces:
-        """From the columns of V (N, M)."""
-        found = recurrence(operator, V, n_steps)
-        return cls(found.basis, found.norm, *ritz_pairs(found))
+    def cotangents_of(
+        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], y: Tensor
+    ) -> list[Tensor | None]:
+        """Cotangents of V, parameters and coefficients from that of the result, y (M, N)."""
+        basis, _, betas, residual = self.krylov
+        broken = (betas == 0).any(1) | (residual == 0)
+        inside = inner_products(basis, y)
+        within = combine_vectors(basis, inside)
+        rest = (y - within) * broken[:, None]
+        size = torch.linalg.vector_norm(y, dim=1)
+        tiny = torch.finfo(y.dtype).eps ** BREAKDOWN_POWER
+        rest = rest * (torch.linalg.vector_norm(rest, dim=1) > tiny * size)[:, None]
+        y = torch.where(broken[:, None], within, y)
+        column = _first_column(self.f, self.values, self.vectors, coefficients)
+        column_bar = self.norm[:, None] * inside
+        T_bar = self._matrix_cotangent(coefficients, column_bar)
+        V_bar, totals = _adjoint(
+            self.matvec,
+            parameters,
+            self.krylov,
+            self.norm,
+            lambda k: (self.norm * column[:, k])[:, None] * y,
+            T_bar.diagonal(dim1=1, dim2=2),
+            T_bar.diagonal(1, 1, 2) + T_bar.diagonal(-1, 1, 2),
+        )
+        V_bar = V_bar + (basis[:, 0] * (column * inside).sum(1, keepdim=True)).T
+        if bool(rest.any()):
+            V_bar = V_bar + self._residual_cotangent(parameters, coefficients, rest, totals)
+        return [V_bar, *totals, *self._coefficient_cotangents(coefficients, column_bar)]
 
-    def apply(self, f: ScalarFunction, coefficients: Sequence[Tensor]) -> Tensor:
-        """f(A) V (N, M)."""
-        column = inner_products(self.vectors, f.value(self.values, *coefficients) * self.vectors[:, 0])
-        return combine_vectors(self.basis, self.norm[:, None] * column).T
+    def _matrix_cotangent(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> Tensor:
+        """Cotangent (M, m, m) of T from that of f(T) e_1, by Daleckii and Krein."""
+        divided = self.f.divided_difference(self.values[:, :, None], self.values[:, None], *coefficients)
+        left = inner_products(self.vectors.mT, column_bar)
+        return self.vectors @ (divided * left[:, :, None] * self.vectors[:, :1]) @ self.vectors.mT
+
+    def _coefficient_cotangents(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> list[Tensor | None]:
+        """Cotangents of the coefficients, by torch."""
+        wanted = [i for i, c in enumerate(coefficients) if c.requires_grad]
+        cotangents: list[Tensor | None] = [None] * len(coefficients)
+        if wanted:
+            with torch.enable_grad():
+                leaves = tuple(c.detach().requires_grad_(c.requires_grad) for c in coefficients)
+                value = self.f.value(self.values, *leaves)
+            weight = inner_products(self.vectors.mT, column_bar) * self.vectors[:, 0]
+            found = torch.autograd.grad(value, [leaves[i] for i in wanted], weight, allow_unused=True)
+            for i, part in zip(wanted, found, strict=True):
+                cotangents[i] = part
+        return cotangents
+
+    def _residual_cotangent(
+        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], z: Tensor, totals: list[Tensor | None]
+    ) -> Tensor:
+        """Cotangent of V from the part z (M, N) of the result's that is orthogonal to an invariant Krylov space."""
+        other, norm = recurrence(as_matrix(self.matvec, parameters, z.T), z.T, self.values.shape[1])
+        values, vectors = ritz_pairs(other.alphas, other.betas)
+        divided = self.f.divided_difference(values[:, :, None], self.values[:, None], *coefficients)
+        X = vectors @ (divided * vectors[:, 0, :, None] * self.vectors[:, :1]) @ self.vectors.mT
+        X = X * (norm * self.norm)[:, None, None]
+        for k in range(X.shape[2]):
+            multiplier = combine_vectors(other.basis, X[:, :, k])
+            _pull_back(self.matvec, parameters, self.krylov.basis[:, k], multiplier, totals)
+        return combine_vectors(other.basis, norm[:, None] * _first_column(self.f, values, vectors, coefficients)).T
 
 
-def _swapped(matvec: Matvec, X: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
-    return matvec(parameters, X)
-
-
-class _MatrixFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, matvec: Matvec, f: ScalarFunction, n_steps: int, n: int, V: Tensor, *rest: Tensor) -> Tensor:
-        found = _Spaces.of(as_matrix(matvec, rest[:n], V), V, n_steps)
-        ctx.matvec, ctx.f, ctx.n = matvec, f, n
-        ctx.save_for_backward(V, *rest, *found)
-        return found.apply(f, rest[n:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        V, *rest, basis, norm, values, vectors = ctx.saved_tensors
-        parameters, coefficients, y = tuple(rest[: ctx.n]), tuple(rest[ctx.n :]), grads[0]
-        with torch.no_grad():
-            lengths = torch.linalg.vector_norm(y, dim=0)
-            known = torch.isfinite(lengths) & (lengths > 0)  # what overflowed passes through
-            operator = as_matrix(ctx.matvec, parameters, V)
-            other = _Spaces.of(operator, torch.where(known, y, V), values.shape[1])
-            other = other._replace(norm=torch.where(known, other.norm, lengths))
-            divided = ctx.f.divided_difference(other.values[:, :, None], values[:, None], *coefficients)
-            X = other.vectors @ (divided * other.vectors[:, 0, :, None] * vectors[:, :1]) @ vectors.mT
-            X = X * (other.norm * norm)[:, None, None]
-            totals: list[Tensor | None] = [None] * ctx.n
-            for k in range(X.shape[2] if any(parameter.requires_grad for parameter in parameters) else 0):
-                image = partial(_swapped, ctx.matvec, basis[:, k].T)
-                parts = _pull_back(image, parameters, combine_vectors(other.basis, X[:, :, k]).T)
-                totals = [
-                    old if new is None else new if old is None else old + new
-                    for old, new in zip(totals, parts, strict=True)
-                ]
-            weight = inner_products(vectors.mT, norm[:, None] * inner_products(basis, y.T)) * vectors[:, 0]
-            found = _pull_back(lambda leaves: ctx.f.value(values, *leaves), coefficients, weight)
-            cotangents = [other.apply(ctx.f, coefficients), *totals, *found]
-        return None, None, None, None, *refuse_double_backward(ONCE, cotangents, (V, *rest, *grads))
+def _adjoint(
+    matvec: Matvec,
+    parameters: tuple[Tensor, ...],
+    found: Krylov,
+    norm: Tensor,
+    basis_bar: Callable[[int], Tensor],
+    alphas_bar: Tensor,
+    betas_bar: Tensor,
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Cotangents of V and of the parameters, from those of basis, alphas and betas; ``basis_bar(k)`` is (M, N)."""
+    basis, alphas, betas, _ = found
+    n_steps = alphas.shape[1]
+    ended = torch.zeros_like(norm)[:, None]
+    betas, betas_bar = torch.cat((betas, ended), 1), torch.cat((betas_bar, ended), 1)
+    later = torch.zeros_like(alphas)[:, :, None].repeat(1, 1, n_steps)  # (M, k, j): of q_j in the sum of step k
+    g, r_next = torch.zeros_like(basis[:, 0]), torch.zeros_like(basis[:, 0])
+    totals: list[Tensor | None] = [None] * len(parameters)
+    for k in reversed(range(n_steps)):
+        q, before = basis[:, k], basis[:, : k + 1]
+        r = torch.zeros_like(g)
+        if k + 1 < n_steps:
+            after, beta = basis[:, k + 1], betas[:, k : k + 1]
+            tangent = g - after * (after * g).sum(1, keepdim=True)
+            r = torch.where(beta > 0, tangent / torch.where(beta > 0, beta, 1.0), 0.0) + betas_bar[:, k : k + 1] * after
+        c = inner_products(before, r)
+        multiplier = r - combine_vectors(before, c) + alphas_bar[:, k : k + 1] * q
+        image, pulled = _pull_back(matvec, parameters, q, multiplier, totals)
+        later[:, : k + 1, k] -= alphas[:, k : k + 1] * c
+        if k:
+            later[:, : k + 1, k - 1] -= betas[:, k - 1 : k] * c
+        if k + 1 < n_steps:
+            later[:, : k + 1, k + 1] -= betas[:, k : k + 1] * c
+        g = basis_bar(k) + pulled - alphas[:, k : k + 1] * r - betas[:, k : k + 1] * r_next
+        g = (
+            g
+            + alphas_bar[:, k : k + 1] * image
+            + combine_vectors(basis[:, max(0, k - 1) :], later[:, k, max(0, k - 1) :])
+        )
+        r_next = r
+    q = basis[:, 0]
+    return ((g - q * (q * g).sum(1, keepdim=True)) / norm[:, None]).T, totals
 
 
 def _pull_back(
-    function: Callable[[tuple[Tensor, ...]], Tensor], given: tuple[Tensor, ...], cotangent: Tensor
-) -> list[Tensor | None]:
-    """The cotangents of what a function is given, None for tensors that need none."""
-    wanted = [i for i, each in enumerate(given) if each.requires_grad]
-    found: list[Tensor | None] = [None] * len(given)
-    if wanted:
-        with torch.enable_grad():
-            leaves = tuple(each.detach().requires_grad_(each.requires_grad) for each in given)
-            value = function(leaves)
-        parts = torch.autograd.grad(value, [leaves[i] for i in wanted], cotangent, allow_unused=True)
-        for i, part in zip(wanted, parts, strict=True):
-            found[i] = part
-    return found
+    matvec: Matvec, parameters: tuple[Tensor, ...], q: Tensor, multiplier: Tensor, totals: list[Tensor | None]
+) -> tuple[Tensor, Tensor]:
+    """A q and A multiplier, both (M, N); the parameters' cotangents of multiplier . A q are added to ``totals``."""
+    wanted = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
+    with torch.enable_grad():
+        leaves = tuple(p.detach().requires_grad_(p.requires_grad) for p in parameters)
+        start = q.T.detach().requires_grad_()
+        image = matvec(leaves, start)
+    found = torch.autograd.grad(image, [start, *(leaves[i] for i in wanted)], multiplier.T, allow_unused=True)
+    for i, part in zip(wanted, found[1:], strict=True):
+        if part is not None:
+            before = totals[i]
+            totals[i] = part if before is None else before + part
+    pulled = torch.zeros_like(q) if found[0] is None else found[0].T
+    return image.detach().T, pulled
