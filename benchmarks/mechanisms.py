@@ -48,45 +48,38 @@ from torchgw.search import (
     sparse_basins,
     subtrees,
     views,
-    weighted_level,
 )
 from torchgw.sinkhorn import loop, scaling
 from torchgw.solvers import (
     assignment,
     branch_and_bound,
-    chains,
+    conditional_gradient,
+    entropic,
     factored_descent,
-    factored_transport,
-    finish,
-    fixed_point,
-    frank_wolfe,
     hessian,
     inner,
     iterate,
+    linear_oracle,
     low_rank,
     minimum_cost_flow,
     model_form,
-    newton,
     one_to_one,
-    permutations,
-    pricing,
     problem,
-    proximal,
     sampled,
     soft_plan,
     solution,
     sparse_descent,
+    sparse_transport,
     third_bound,
-    transport_lp,
+    transport_costs,
     warm_start,
 )
+from torchgw.spaces import coarsening
 from torchgw.spaces import low_rank as low_rank_spaces
-from torchgw.spaces import quantisation
 from torchgw.strategies import (
     cells,
     continuation,
     dense,
-    from_cells,
     ladder,
     sharp,
     smooth,
@@ -227,7 +220,7 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 _improve, _start_sharply, _solve_transport = (
     crossing.improve_by_offspring,
     full_starts.make_unregularized_starts,
-    transport_lp.transport,
+    linear_oracle.solve_transport,
 )
 
 
@@ -276,21 +269,21 @@ def _is_relaxed(given: tuple[Any, ...], named: Mapping[str, Any], result: Any) -
     return bool(named["options"].relaxation > 1)
 
 
-def _whole_step(self: Any, plan: torch.Tensor) -> Any:
-    return fixed_point.DampedStep(self.plan.copy_(plan))
+def _whole_step(last: Any, solution: torch.Tensor) -> Any:
+    return solution.clone(), None, torch.ones(())
 
 
 def _fixed_point(quadratic: Any, start: Any, model: Any, solver: Any, options: Any, watch: Any, history: Any) -> Any:
     loop = iterate.Loop(watch, history, options.stopping.max_iter)
-    return fixed_point.descend(gradient_of(model, quadratic), start, solver, options, loop)
+    return entropic.descend(gradient_of(model, quadratic), start, solver, options, loop)
 
 
-def _priced(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _solve_transport(C, p, q, duals, True, basis)
+def _priced(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 0, basis: Any = None) -> Any:
+    return _solve_transport(cost, p, q, dual, entries, basis=basis)
 
 
-def _anew(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Any:
-    return _solve_transport(C, p, q, duals, priced)
+def _anew(cost: Any, p: Any, q: Any, dual: Any, entries: Any = None, rounds: int = 1, basis: Any = None) -> Any:
+    return _solve_transport(cost, p, q, dual, entries, rounds)
 
 
 def _pairs_at_once(asked: Any, plan: Any, cut: Any) -> tuple[Any, bool]:
@@ -362,7 +355,7 @@ MECHANISMS = (
         "start-hot",
         "Half of the starts are annealed from a temperature at which only the product plan is optimal.",
         (),
-        (constant(anneal, "HOT", anneal.COLD), seen(anneal._search_starts)),
+        (constant(anneal, "HOT", anneal.COLD), seen(anneal.begin_searches)),
         STARTS,
     ),
     Mechanism(
@@ -375,7 +368,7 @@ MECHANISMS = (
     Mechanism(
         "start-proximal",
         "Proximal steps lead from the product plan to a start on all points.",
-        (full_starts.make_proximal_starts, full_starts._candidate_from_plan, proximal.proximal_plan),
+        (full_starts.make_proximal_starts, full_starts._candidate_from_plan, entropic.proximal_plan),
         (Switch(full_starts.make_proximal_starts, _product_alone),),
         ENTROPIC,
         True,
@@ -427,17 +420,9 @@ MECHANISMS = (
         GRAPH_STARTS,
     ),
     # Landmarks and levels.
-    landmarks("farthest", "Landmarks are farthest points.", quantisation._farthest),
-    landmarks("spread", "Landmarks are drawn as k-means++ does.", quantisation._draw_by_distance),
-    landmarks("random", "Landmarks are random points.", quantisation._without_replacement),
-    Mechanism(
-        "curves",
-        "One kind of landmarks is enough along curves.",
-        (quantisation.is_along_curves, quantisation.measure_coverage),
-        (never((anneal, "is_along_curves")),),
-        "problem/method.py",
-        True,
-    ),
+    landmarks("farthest", "Landmarks are farthest points."),
+    landmarks("spread", "Landmarks are drawn as k-means++ does."),
+    landmarks("random", "Landmarks are random points.", coarsening._draw_distinct),
     Mechanism(
         "every-point",
         "Between few points, all of them are landmarks of a search without entropy.",
@@ -467,23 +452,6 @@ MECHANISMS = (
         MULTISTART,
         True,
         "kinds",
-    ),
-    Mechanism(
-        "weighted-level",
-        "Basins between landmarks are compared on a level between landmarks and all points.",
-        (weighted_level,),
-        (none((weighted_level.WeightedLevel, "of")),),
-        MULTISTART,
-        True,
-    ),
-    Mechanism(
-        "weighted-level-modes",
-        "Leading modes of all points are starts on that level.",
-        (weighted_level.WeightedLevel._solve_from_modes, weighted_level.WeightedLevel._leading_modes),
-        (empty(weighted_level.WeightedLevel._solve_from_modes),),
-        STARTS,
-        False,
-        "sizes",
     ),
     Mechanism(
         "comparison",
@@ -516,8 +484,8 @@ MECHANISMS = (
     Mechanism(
         "cells-of-curves",
         "Entropic solves between curves begin between cells and climb to all points.",
-        (from_cells,),
-        (never(from_cells._should_use_cells),),
+        (ladder.solve_from_cells, ladder._should_use_cells, ladder._begin_on_cells),
+        (never(ladder._should_use_cells),),
         LEVELS,
         True,
     ),
@@ -533,8 +501,8 @@ MECHANISMS = (
     Mechanism(
         "vertex-levels",
         "Vertices of many points are found between cells first.",
-        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels.VertexLevel.linearise_at_cells),
-        (Switch((vertex_levels.VertexLevel, "uses_flows"), lambda self: False, true),),
+        (vertex_levels._make_cells, vertex_levels.expand_cell_pairs, vertex_levels._transform_potentials),
+        (never(vertex_levels.has_many_masses),),
         LEVELS,
         True,
         "vertices",
@@ -589,13 +557,6 @@ MECHANISMS = (
             seen(contest._Contest.blur_costly_rows),
         ),
         RECOMBINE,
-    ),
-    Mechanism(
-        "chains",
-        "Chains of exchanges move whole branches of graphs that are nearly trees.",
-        (chains, contest._Contest.exchange_branches),
-        (Switch((contest._Contest, "is_tree_like"), lambda self: False, None), seen(chains.improve_by_chains)),
-        LOCAL,
     ),
     Mechanism(
         "exchanges",
@@ -663,17 +624,9 @@ MECHANISMS = (
         EPSILON,
     ),
     Mechanism(
-        "permutations",
-        "Conditional gradients go from permutation to permutation where masses are equal and distances factored.",
-        (permutations, sharp._Descent._solve_by_permutations),
-        (none(sharp._Descent._solve_by_permutations),),
-        GRADIENT,
-        True,
-    ),
-    Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, factored_transport, sharp._Descent._solve_between_factors),
+        (factored_descent, sharp._Descent._solve_between_factors),
         (none(sharp._Descent._solve_between_factors),),
         GRADIENT,
         True,
@@ -693,9 +646,9 @@ MECHANISMS = (
         (),
         (
             Switch(
-                transport_lp.transport,
+                linear_oracle.solve_transport,
                 _priced,
-                lambda given, named, result: result.basis is not None and len(given) > 4 and not given[4],
+                lambda given, named, result: named.get("rounds") == 1 and not linear_oracle.equal_masses(*given[1:3]),
             ),
         ),
         ORACLE,
@@ -704,24 +657,24 @@ MECHANISMS = (
     Mechanism(
         "warm-basis",
         "Linear programs go on from the basis of the vertex before.",
-        (transport_lp._make_basis,),
-        (Switch(transport_lp.transport, _anew, lambda given, named, result: len(given) > 5 and given[5] is not None),),
+        (linear_oracle._make_basis,),
+        (Switch(linear_oracle.solve_transport, _anew, lambda given, named, result: named.get("basis") is not None),),
         ORACLE,
         True,
     ),
     Mechanism(
         "blurred-duals",
         "Potentials of a plan with a little entropy begin the first linear program of a model.",
-        (transport_lp.estimate_duals,),
-        (Switch((frank_wolfe, "estimate_duals"), same(3)),),
+        (transport_costs.DenseCost.estimate_dual,),
+        (Switch(transport_costs.DenseCost.estimate_dual, lambda cost, p, q: 0 * q),),
         ORACLE,
         True,
     ),
     Mechanism(
         "assignments",
         "Linear programs between equal masses are assignments.",
-        (transport_lp.solve_assignment,),
-        (never((transport_lp, "equal_masses")),),
+        (linear_oracle.solve_assignment,),
+        (never((linear_oracle, "equal_masses")),),
         ORACLE,
         True,
     ),
@@ -737,7 +690,7 @@ MECHANISMS = (
         "flows",
         "Linear programs of many points are flows of minimum cost.",
         (minimum_cost_flow,),
-        (never(factored_transport.uses_flows),),
+        (never(linear_oracle.uses_flows),),
         ORACLE,
         True,
         "vertices",
@@ -778,8 +731,8 @@ MECHANISMS = (
     Mechanism(
         "damping",
         "Steps between plans are halved where two plans are each other's answer.",
-        (fixed_point.DampedStep,),
-        (Switch(fixed_point.DampedStep.step_towards, _whole_step, lambda given, named, result: result.step < 1),),
+        (entropic.step_between,),
+        (Switch(entropic.step_between, _whole_step, lambda given, named, result: bool(result[2] < 1)),),
         ENTROPIC,
         True,
     ),
@@ -796,9 +749,9 @@ MECHANISMS = (
     Mechanism(
         "newton",
         "Newton's method solves the fixed point to a tolerance.",
-        (newton.refine_by_newton, newton._cost),
-        (Switch(newton.refine_by_newton, _fixed_point),),
-        "solvers/newton.py",
+        (entropic.refine_by_newton, entropic._cost),
+        (Switch(entropic.refine_by_newton, _fixed_point),),
+        "solvers/entropic.py",
         False,
         "gradients",
     ),
@@ -876,10 +829,10 @@ CORE = (
     Core(
         "entropic iteration",
         "Every entropic solve is this fixed-point loop.",
-        (fixed_point, inner, iterate, finish, smooth, warm_start),
+        (entropic, inner, iterate, smooth, warm_start),
     ),
-    Core("conditional gradients", "Every end without entropy is this loop.", (frank_wolfe, sharp)),
-    Core("linear transport", "Every step without entropy solves one of these.", (transport_lp, pricing)),
+    Core("conditional gradients", "Every end without entropy is this loop.", (conditional_gradient, sharp)),
+    Core("linear transport", "Every step without entropy solves one of these.", (linear_oracle, transport_costs)),
     Core("objectives of models", "Marginal models without entropy have no other polytope.", (model_form,)),
     Core("landmark search", "The search between landmarks is the first level of all others.", (anneal, basins)),
     Core(
@@ -887,7 +840,6 @@ CORE = (
     ),
     Core("all points as landmarks", "What is left of the file are candidates and plans.", (every_point,)),
     Core("lifting", "Without it nothing leads from landmarks to all points.", (lift,)),
-    Core("proximal steps", "The contest between graphs consists of them.", (proximal,)),
     Core("exact ends of permutations", "The contest between graphs ends in them.", (assignment,)),
     Core("records", "They hold what is asked, found and returned.", (candidate, problem, solution)),
     Core("dense and streaming solves", "They are the two routes that sizes choose.", (dense, streaming, cells, ladder)),
@@ -897,7 +849,7 @@ CORE = (
     Core(
         "sparse graphs",
         "They are asked for by name.",
-        (sparse, sparse_basins, sparse_descent, graph_matching, signatures),
+        (sparse, sparse_basins, sparse_descent, sparse_transport, graph_matching, signatures),
     ),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),

@@ -43,7 +43,6 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.permuted import FactoredPermutations
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers.assignment import Cross
@@ -106,8 +105,6 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (certify, "assemble_factored_cost", lambda left, right, *_: (len(left[0]), len(right[0]))),
     (ExactGradient, "change", _of_terms),
     (ExactGradient, "change_by_rows", _of_terms),
-    (FactoredPermutations, "cost_of", _of_terms),
-    (FactoredPermutations, "update_cost", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),

@@ -18,9 +18,9 @@ from benchmarks.common import seconds, show, write
 from torchgw import PrecomputedDistances, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.sampling import draw
+from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.landmark import signed_factors
-from torchgw.spaces.quantisation import choose_landmarks
 
 N, K, LANDMARKS, RANK, DRAWS = 1000, 1200, 60, 30, 20
 
@@ -49,7 +49,9 @@ def run() -> None:
     generator = torch.Generator().manual_seed(0)
     p, q = T.sum(1), T.sum(0)
     picked = [choose_landmarks(s, m, "farthest", LANDMARKS, generator) for s, m in zip(spaces, (p, q), strict=True)]
-    (F, s), (G, t) = ((torch.from_numpy(a) for a in signed_factors(x.rows.T.numpy(), x.index.numpy())) for x in picked)
+    (F, s), (G, t) = (
+        (torch.from_numpy(a) for a in signed_factors(x.features.T.numpy(), x.medoids.numpy())) for x in picked
+    )
     core = s[:, None] * (F.T @ T @ G) * t
 
     def anchors(m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

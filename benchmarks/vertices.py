@@ -16,7 +16,7 @@ from benchmarks.common import interleaved, paired, run_groups
 from benchmarks.quality import clouds, geodesics, objective, row, timed
 from benchmarks.sizes import agreement
 from torchgw import gw_align
-from torchgw.solvers.factored_transport import MOST_MASSES
+from torchgw.solvers.linear_oracle import MOST_MASSES
 
 Row = dict[str, Any]
 SEEDS, STORED_SECONDS, RHO = 5, 5.0, 0.999

@@ -23,7 +23,7 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Partial, SemiRelaxed, Unbalanced
 from torchgw.search import crossing
 from torchgw.search.full_starts import PRODUCT
-from torchgw.solvers import factored_transport, problem
+from torchgw.solvers import linear_oracle, problem
 from torchgw.strategies import sharp
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # solves without a mechanism may well warn
@@ -114,7 +114,7 @@ LARGE = {
     "surrogate-gradient",
     "surrogate-spaces",
 }
-LARGE |= {"between-factors", "permutations", "curves", "cells-of-curves", "newton", "sharpening"}
+LARGE |= {"between-factors", "curves", "cells-of-curves", "newton", "sharpening"}
 LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "landmarks-farthest"}
@@ -195,7 +195,7 @@ def test_a_solve_ends_without_a_mechanism_fast(name, case):
 @pytest.mark.parametrize(
     ("limits", "names"),
     [
-        ({(factored_transport, "MOST_MASSES"): 100}, {"flows"}),
+        ({(linear_oracle, "MOST_MASSES"): 100}, {"flows"}),
         ({(sharp, "FACTORED_PAIRS"): 100}, {"between-factors"}),
         ({(problem, "SLOW_WORK"): {"cpu": 0.0}}, {"surrogate-gradient"}),
         ({}, {"newton"}),
@@ -298,7 +298,13 @@ def test_a_line_counts_what_is_decided_and_what_is_better():
 
 @pytest.mark.parametrize(
     ("name", "lost", "verdict"),
-    [("race", 3, "stays"), ("race", 2, "merges"), ("chains", 2, "goes"), ("chains", 3, "stays"), ("flows", 0, "stays")],
+    [
+        ("race", 3, "stays"),
+        ("race", 2, "merges"),
+        ("exchanges", 2, "goes"),
+        ("exchanges", 3, "stays"),
+        ("flows", 0, "stays"),
+    ],
 )
 def test_the_verdict_is_by_the_share_of_problems_that_lose_value(name, lost, verdict):
     baseline = [row(place, 1.0, consulted=(name,)) for place in range(100)]
@@ -314,7 +320,7 @@ def test_slow_problems_count_where_few_others_do():
 
 
 def test_a_problem_without_value_is_left_out():
-    baseline = [row(0, 1.0), row(1, math.inf, error="too long"), row(2, 1.0, consulted=("chains",))]
+    baseline = [row(0, 1.0), row(1, math.inf, error="too long"), row(2, 1.0, consulted=("exchanges",))]
     assert [each["place"] for each in ablation.consulted("race", baseline)] == [0]
 
 
@@ -339,7 +345,7 @@ def measured(monkeypatch, tmp_path):
 
     def measure(place, name, limit):
         found.append((place, name))
-        return row(place, 1.0, consulted=("race", "chains") if place == 2 else ("race",))
+        return row(place, 1.0, consulted=("race", "exchanges") if place == 2 else ("race",))
 
     @contextmanager
     def workers(jobs):
@@ -350,7 +356,7 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.setattr(ablation, "places", lambda quick: [1, 2, 3])
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(common, "require_green", lambda: None)
-    monkeypatch.setattr(mechanisms, "MECHANISMS", tuple(map(named, ("race", "chains"))))
+    monkeypatch.setattr(mechanisms, "MECHANISMS", tuple(map(named, ("race", "exchanges"))))
     return found
 
 
@@ -359,11 +365,15 @@ def test_a_run_goes_on_where_it_was_stopped(monkeypatch, measured, capsys):
     monkeypatch.setattr(ablation, "judged", lambda name, *rows: judged(name, *rows) if name == "race" else 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ablation.run()
-    assert measured == [*((place, "") for place in (1, 2, 3)), *((place, "race") for place in (1, 2, 3)), (2, "chains")]
+    assert measured == [
+        *((place, "") for place in (1, 2, 3)),
+        *((place, "race") for place in (1, 2, 3)),
+        (2, "exchanges"),
+    ]
     monkeypatch.setattr(ablation, "judged", judged)
     measured.clear()
     ablation.run()
-    assert measured == [(2, "chains")]
+    assert measured == [(2, "exchanges")]
     assert "1 mechanisms take about 0 minutes" in capsys.readouterr().err
     measured.clear()
     ablation.run(["race"])

@@ -169,7 +169,7 @@ def test_a_cancelled_solve_is_not_proven() -> None:
 def test_an_interrupted_proof_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
     D = [squares(30, 2, rng) for _ in range(2)]
-    solved, seen = branch_and_bound.transport, []
+    solved, seen = branch_and_bound.solve_transport, []
 
     def interrupted(*arguments: Any) -> Any:
         seen.append(arguments)
@@ -177,7 +177,7 @@ def test_an_interrupted_proof_keeps_its_bound(monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return solved(*arguments)
 
-    monkeypatch.setattr(branch_and_bound, "transport", interrupted)
+    monkeypatch.setattr(branch_and_bound, "solve_transport", interrupted)
     found = gw_certify(*D, distances="precomputed", random_state=0, gap=1e-6)
     assert 0 <= found.certificate.lower_bound <= found.value
 

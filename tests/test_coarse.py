@@ -30,7 +30,7 @@ from torchgw.objective.sampled import SampledGradient, landmark_control
 from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, LandmarkSolution, find_coarse_basins, group_into_basins
 from torchgw.search.initial_guesses import leading_modes, make_start_costs
 from torchgw.search.lift import lift
-from torchgw.spaces.quantisation import KINDS, choose_landmarks, coverage
+from torchgw.spaces.coarsening import KINDS, choose_landmarks, coverage
 
 F64 = torch.float64
 
@@ -91,15 +91,15 @@ def test_landmarks_are_distinct_points_that_share_all_mass(kind: str) -> None:
     space = EuclideanDistances(rng.normal(size=(80, 3)))
     mass = torch.from_numpy(random_masses(80, rng))
     found = choose_landmarks(space, mass, kind, 25, generator())
-    assert len(set(found.index.tolist())) == 25
+    assert len(set(found.medoids.tolist())) == 25
     assert float(found.mass.sum()) == pytest.approx(float(mass.sum()))
     assert float(found.mass.min()) > 0
-    torch.testing.assert_close(found.rows, space.rows(found.index))
-    nearest = found.rows.argmin(0)
+    torch.testing.assert_close(found.features, space.rows(found.medoids))
+    nearest = found.features.argmin(0)
     for position in range(25):
         assert float(found.mass[position]) == pytest.approx(float(mass[nearest == position].sum()))
     everything = choose_landmarks(space, mass, kind, 200, generator())
-    assert everything.index.tolist() == list(range(80))
+    assert everything.medoids.tolist() == list(range(80))
     assert coverage(everything, mass) == 0
     assert 0 < coverage(found, mass) < 0.5
 
@@ -112,7 +112,7 @@ def test_named_points_that_are_landmarks_already_ask_for_no_rows() -> None:
 
     space, mass = Rows(np.random.default_rng(2).normal(size=(8, 2))), torch.full((8,), 1 / 8, dtype=F64)
     found = choose_landmarks(space, mass, "farthest", 9, generator(), named=torch.tensor([3, 5]))
-    assert found.index.tolist() == list(range(8))
+    assert found.medoids.tolist() == list(range(8))
 
 
 def test_farthest_landmarks_of_a_rotated_copy_are_the_same_points() -> None:
@@ -124,7 +124,7 @@ def test_farthest_landmarks_of_a_rotated_copy_are_the_same_points() -> None:
     for points in (x, 2.0 * x[order] @ np.linalg.qr(rng.normal(size=(3, 3)))[0]):
         space = EuclideanDistances(points)
         first = (space.rows(torch.arange(60)).square() @ mass).argmax()
-        chosen.append(choose_landmarks(space, mass, "farthest", 12, generator(), first).index.numpy())
+        chosen.append(choose_landmarks(space, mass, "farthest", 12, generator(), first).medoids.numpy())
     np.testing.assert_array_equal(order[chosen[1]], chosen[0])
 
 
@@ -195,9 +195,9 @@ def test_energies_of_a_batch_are_those_of_each_plan_and_equal_plans_are_one_basi
     for plan, energy in zip(plans, found, strict=True):
         assert float(energy) == pytest.approx(float((linearised_cost(DX, DY, plan) * plan).sum()), rel=1e-9)
     twice = torch.from_numpy(np.concatenate((plans, plans + 1e-4)))
-    groups = group_into_basins(twice, torch.arange(6.0), 3).groups
+    groups = group_into_basins(twice, torch.arange(6.0), 3)
     assert groups == [[0, 3], [1, 4], [2, 5]]
-    assert group_into_basins(twice, -torch.arange(6.0), 2).groups == [[5, 2], [4, 1]]
+    assert group_into_basins(twice, -torch.arange(6.0), 2) == [[5, 2], [4, 1]]
 
 
 @pytest.mark.parametrize("most", [1, 3, 20])
@@ -214,20 +214,21 @@ def test_a_group_is_the_lowest_plan_that_is_in_none_and_what_agrees_with_it(devi
     assert most < 20 or [7] in expected
     with simulated_gpu() as simulation:
         given = (torch.from_numpy(each).to(device) for each in (plans, energies))
-        assert group_into_basins(*given, most).groups == expected
+        assert group_into_basins(*given, most) == expected
         assert simulation.n_waits <= 1 + 2  # the two sides that are sent
 
 
-def test_where_points_lie_along_no_curve_all_kinds_of_landmarks_are_cooled_at_once() -> None:
-    points = np.random.default_rng(0).normal(size=(150, 3))
+def test_where_no_basin_stands_out_the_other_kinds_of_landmarks_are_cooled_side_by_side() -> None:
+    points = np.random.default_rng(0).normal(size=(2, 150, 3))
     with simulated_gpu() as simulation:
         device = torch.device("cuda")
-        space, mass = EuclideanDistances(points).to(device, F64), torch.full((150,), 1 / 150, dtype=F64).to(device)
+        x, y = (EuclideanDistances(each).to(device, F64) for each in points)
+        mass = torch.full((150,), 1 / 150, dtype=F64).to(device)
         given, before = (Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), torch.Generator(device)), simulation.n_waits
-        found = find_coarse_basins((space, space), (mass, mass), *given)
+        found = find_coarse_basins((x, y), (mass, mass), *given)
         waits = simulation.n_waits - before
     assert list(found.kinds) == list(KINDS)
-    assert waits == 3  # for the first kind's landmarks, the others', and all basins
+    assert waits == 4  # for landmarks and basins, of the first kind and of the others
 
 
 def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for() -> None:

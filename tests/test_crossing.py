@@ -18,7 +18,7 @@ from torchgw.search import basins, crossing, every_point
 from torchgw.search.anneal import LandmarkProblem
 from torchgw.search.crossing import CROSSED, Entrant, cross_basins, improve_by_offspring
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.quantisation import Landmarks
+from torchgw.spaces.coarsening import Coarsening
 
 F64 = torch.float64
 
@@ -37,7 +37,7 @@ def between(X: np.ndarray, Y: np.ndarray) -> LandmarkProblem:
     spaces = [PrecomputedDistances(np.linalg.norm(Z[:, None] - Z, axis=2)) for Z in (X, Y)]
     mass = torch.full((len(X),), 1 / len(X), dtype=F64)
     every = torch.arange(len(X))
-    x, y = (Landmarks.all_points(space.to(mass.device, F64).rows(every), mass) for space in spaces)
+    x, y = (Coarsening.of_points(space.to(mass.device, F64).rows(every), mass) for space in spaces)
     return LandmarkProblem.of(x, y, Model(mass, mass, 0.0))
 
 

@@ -23,8 +23,8 @@ from torchgw.request import request
 from torchgw.search import anneal
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import LandmarkDistances
+from torchgw.spaces.coarsening import measure_coverage
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.quantisation import choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.strategies import ladder, within_memory
 from torchgw.types import Array, DistanceProvider
 
@@ -138,7 +138,7 @@ def test_potentials_that_are_no_numbers_are_refused(few: None, monkeypatch: pyte
 def test_clusters_planes_and_what_is_not_given_as_points_are_no_curves(few: None) -> None:
     def along(space: DistanceProvider) -> bool:
         mass = torch.full((space.size,), 1 / space.size, dtype=torch.float64)
-        return is_along_curves([space.size], measure_coverage([(choose_few_landmarks(space, mass), mass)]))
+        return measure_coverage([space], [mass])[1]
 
     def geodesic(points: Array) -> DistanceProvider:
         return LandmarkDistances(neighbour_graph(points))

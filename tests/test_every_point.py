@@ -17,7 +17,7 @@ from torchgw.persist.watch import Watch
 from torchgw.search import every_point
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import make_cells
-from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
+from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.strategies import dense
@@ -35,14 +35,14 @@ def test_cells_have_the_means_of_distances_and_the_masses_of_their_points(n: int
     rng = np.random.default_rng(n)
     D, given = space(n, rng)
     mass = torch.from_numpy(random_masses(n, rng))
-    side, cells = make_cells(given, mass, 16, torch.Generator().manual_seed(0))
-    assert 8 <= cells.count <= 16
-    np.testing.assert_allclose(side.mass, cells.sums(mass), rtol=1e-12)
-    share = torch.zeros(n, cells.count, dtype=torch.float64)
-    share[torch.arange(n), cells.label] = mass / side.mass[cells.label]
-    np.testing.assert_allclose(side.rows, share.T @ D, atol=1e-12)
+    side = make_cells(given, mass, 16, torch.Generator().manual_seed(0))
+    assert 8 <= side.count <= 16
+    np.testing.assert_allclose(side.mass, side.sums(mass), rtol=1e-12)
+    share = torch.zeros(n, side.count, dtype=torch.float64)
+    share[torch.arange(n), side.label] = mass / side.mass[side.label]
+    np.testing.assert_allclose(side.features, share.T @ D, atol=1e-12)
     np.testing.assert_allclose(side.distances, share.T @ D @ share, atol=1e-12)
-    np.testing.assert_array_equal(cells.label[side.index], np.arange(cells.count))
+    np.testing.assert_array_equal(side.label[side.medoids], np.arange(side.count))
 
 
 def test_a_plan_that_is_constant_on_cells_has_the_value_of_the_plan_between_them() -> None:
@@ -50,10 +50,10 @@ def test_a_plan_that_is_constant_on_cells_has_the_value_of_the_plan_between_them
     (DX, x), (DY, y) = space(80, rng), space(70, rng)
     p, q = (torch.from_numpy(random_masses(m, rng)) for m in (80, 70))
     generator = torch.Generator().manual_seed(0)
-    (near, in_x), (far, in_y) = make_cells(x, p, 8, generator), make_cells(y, q, 8, generator)
-    between = torch.from_numpy(rng.uniform(size=(in_x.count, in_y.count)))
+    near, far = make_cells(x, p, 8, generator), make_cells(y, q, 8, generator)
+    between = torch.from_numpy(rng.uniform(size=(near.count, far.count)))
     between /= between.sum()
-    whole = between[in_x.label][:, in_y.label] * (p / near.mass[in_x.label])[:, None] * (q / far.mass[in_y.label])
+    whole = between[near.label][:, far.label] * (p / near.mass[near.label])[:, None] * (q / far.mass[far.label])
     cross = float(((DX @ whole @ DY) * whole).sum())
     assert float(((near.distances @ between @ far.distances) * between).sum()) == pytest.approx(cross, rel=1e-12)
 
@@ -62,10 +62,10 @@ def test_cells_of_factors_are_those_of_their_distances() -> None:
     rng = np.random.default_rng(1)
     F, mass = torch.from_numpy(rng.normal(size=(200, 4))), torch.full((200,), 1 / 200, dtype=torch.float64)
     signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
-    found, cells = make_cells(FactoredDistances.of(F, signs, 1.0), mass, 16, torch.Generator().manual_seed(0))
+    found = make_cells(FactoredDistances.of(F, signs, 1.0), mass, 16, torch.Generator().manual_seed(0))
     stored = PrecomputedDistances.stored_matrix((F * signs) @ F.T, 1.0)
-    same, others = make_cells(stored, mass, 16, torch.Generator().manual_seed(0))
-    np.testing.assert_array_equal(cells.label, others.label)
+    same = make_cells(stored, mass, 16, torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(found.label, same.label)
     np.testing.assert_allclose(found.distances, same.distances, atol=1e-10)
 
 
@@ -74,9 +74,9 @@ def test_points_that_coincide_leave_no_empty_cell() -> None:
     x = np.repeat(rng.normal(size=(5, 2)), 30, axis=0)
     mass = torch.from_numpy(random_masses(150, rng))
     given = PrecomputedDistances.stored_matrix(torch.from_numpy(cdist(x, x)), 1.0)
-    side, cells = make_cells(given, mass, 32, torch.Generator().manual_seed(0))
+    side = make_cells(given, mass, 32, torch.Generator().manual_seed(0))
     assert float(side.mass.min()) > 0
-    assert int(cells.label.max()) + 1 == cells.count
+    assert int(side.label.max()) + 1 == side.count
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3])
@@ -89,7 +89,7 @@ def test_beside_far_points_nothing_is_above_conditional_gradients_from_the_produ
     spaces = (PrecomputedDistances.stored_matrix(torch.from_numpy(D), 1.0) for D in (DX, DY))
     gradient, product = ExactGradient(*spaces, *masses), torch.outer(*masses)
     loop = Loop(Watch(), History(), 200, 1e-6)
-    end, _ = frank_wolfe(gradient, product, torch.zeros(240), TransportPlans(*masses), loop)
+    end, _ = conditional_gradient(DenseProgram(gradient, TransportPlans(*masses)), product, torch.zeros(240), loop)
     assert found.value <= end.value * (1 + 1e-6)
     assert found.converged
 

@@ -14,9 +14,9 @@ from tests.problems import daily, quietly
 from torchgw import SemiRelaxed, gw_align
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
-from torchgw.solvers.proximal import proximal_plan
+from torchgw.solvers.entropic import proximal_plan
 from torchgw.spaces import PrecomputedDistances, shortest_paths
-from torchgw.spaces.quantisation import choose_landmarks, unlikeness
+from torchgw.spaces.coarsening import choose_landmarks, unlikeness
 from torchgw.spaces.shortest_paths import compute_relative_hops
 from torchgw.types import Array
 

@@ -29,9 +29,9 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
+from torchgw.search import coarsen
 from torchgw.solvers import inner
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.strategies import cells as cells_module
 from torchgw.strategies import ladder as ladder_module
 from torchgw.strategies import streaming
 from torchgw.types import DistanceProvider
@@ -318,7 +318,7 @@ def test_an_exact_gradient_that_was_named_but_cannot_stream_is_warned_of() -> No
 
 @pytest.mark.filterwarnings("ignore::torchgw.SamplingWarning")
 def test_rungs_too_large_for_a_stored_plan_are_solved_on_the_cost_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (ladder_module, cells_module):
+    for module in (ladder_module, coarsen):
         monkeypatch.setattr(module, "STORED_CELLS", 128)
     options = GWOptions(strategy="streaming", ladder=LadderOptions(n_cells=64, marginal_tol=1e-3))
     result = gw_align(X, Y, distances=("dijkstra", "landmark"), options=options, random_state=0)

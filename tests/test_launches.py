@@ -26,7 +26,7 @@ from torchgw.kernels.tiles import TiledPlan, all_tiles, choose_tiles
 from torchgw.runtime import cuda_graphs, scratch
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import factored_score
-from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.coarsening import bisect
 
 REFERENCE = TileKernel(reference.softmin, reference.read)
 SMALL, DENSE, STREAMED = CASES
@@ -86,7 +86,7 @@ def parts_of_a_streaming_solve(device: str, kernel: TileKernel) -> dict[str, Cal
     p, q = torch.full_like(f, 1 / 300), torch.full_like(g, 1 / 280)
     tiles = all_tiles(300, 280, 64, p.device)
     return {
-        "cells": lambda: bisect(A, 16).cells(4).means(A, p),
+        "cells": lambda: bisect(A, 16).cells.means(A, p),
         "score": lambda: factored_score(FactoredCost(f, g, A, B), p, q, 1.0, 1e-6).A,
         "tiles": lambda: choose_tiles(A, B, f, g, (p, q), 64, 1e-3)[0].column,
         "steps": lambda: torch.cat(sweep_tiles(kernel, A, B, tiles, f, g, p, q)[:2]),

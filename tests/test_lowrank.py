@@ -23,7 +23,7 @@ from torchgw.sinkhorn.low_rank import LowRankFactors, project, round_factors
 from torchgw.solvers.low_rank import FactoredProblem, group_cells, solve_low_rank, warm_factors
 from torchgw.solvers.solution import Solution
 from torchgw.spaces import EuclideanDistances
-from torchgw.spaces.quantisation import choose_landmarks
+from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.types import Coupling, DistanceProvider
 
 
@@ -91,7 +91,7 @@ def spread_start(
     """Points shared out among landmarks of their space, one for each component; in the order of their mean if even."""
     sides = []
     for space, mass in zip(spaces, (p, q), strict=True):
-        rows = choose_landmarks(space, mass, "spread", rank, generator(seed)).rows.clamp_min(0.0)
+        rows = choose_landmarks(space, mass, "spread", rank, generator(seed)).features.clamp_min(0.0)
         rows = rows[(rows.square() @ mass).argsort()] if seed % 2 == 0 else rows
         beyond = rows - rows.amin(0)
         sides.append(mass[:, None] * torch.softmax(-8 * beyond.T / (beyond @ mass).mean(), dim=1))

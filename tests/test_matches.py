@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import all_tiles
 from torchgw.results.matches import MatchMixin
-from torchgw.solvers.one_to_one import _make_factored_plan, assign, auction, compute_potentials
+from torchgw.solvers.linear_oracle import solve_transport
+from torchgw.solvers.one_to_one import _make_factored_plan, assign, assign_sparse
+from torchgw.solvers.transport_costs import SparseCost
 from torchgw.types import Array
 from torchgw.views.matches import matches_of
 
@@ -55,6 +58,7 @@ KINDS: dict[str, Callable[[int, int], BlockCoupling]] = {
     "low rank": low_rank,
     "sparse": sparse,
 }
+FLOWS = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed")
 SHAPES = ((23, 31), (31, 23), (24, 24), (1, 5), (5, 1))
 
 
@@ -199,10 +203,9 @@ def test_one_to_one_has_the_mass_of_the_best_assignment(kind: str, stored: int, 
     assert best <= found.bound * (1 + 1e-12) <= total * (1 + 1e-8)
 
 
-def test_an_auction_of_the_smallest_numbers_ends() -> None:
+def test_the_smallest_numbers_are_assigned() -> None:
     plan = 5e-324 * np.random.default_rng(0).integers(0, 3, size=(12, 10))
-    mate, u, v = auction(csr_array(plan), np.zeros(10), plan.max())
-    assert (mate >= 0).sum() == (u[:, None] + v >= plan).all() * 10
+    assert len(assign_sparse(csr_array(plan)).source) == 10
 
 
 def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
@@ -215,15 +218,27 @@ def test_fifty_dense_problems_have_the_totals_of_scipy() -> None:
         plan *= rng.random((n, k)) < (0.2 if case % 5 == 0 else 1.0)
         best = best_total(plan)
         np.testing.assert_allclose(assign(DenseCoupling(torch.from_numpy(plan))).mass.sum(), best)
-        prices = rng.random(k) * rng.integers(0, 2)
-        mate, u, v = auction(csr_array(plan), prices, 0.1)
-        row = np.flatnonzero(mate >= 0)
-        assert len(np.unique(mate[row])) == len(row)
-        np.testing.assert_allclose(plan[row, mate[row]].sum(), best, rtol=1e-9)
-        for one, other in ((u, v), compute_potentials(csr_array(plan), mate)):
-            np.testing.assert_allclose(one.sum() + other.sum(), best, rtol=1e-9)
-            assert (one[:, None] + other + 1e-9 >= plan).all()
-            assert min(one.min(), other.min()) >= 0
+        found = assign_sparse(csr_array(plan))
+        assert len(set(found.source)) == len(set(found.target)) == len(found.source)
+        np.testing.assert_allclose((plan[found.source, found.target].sum(), found.bound), best, rtol=1e-9)
+
+
+@pytest.mark.parametrize("flow", [False, pytest.param(True, marks=FLOWS)])
+def test_duals_of_points_that_may_stay_alone_prove_the_assignment(flow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchgw.solvers.linear_oracle.MOST_MASSES", 0 if flow else 10**9)
+    rng = np.random.default_rng(1)
+    for case in range(20):
+        n, k = rng.integers(1, 60, size=2)
+        plan = rng.random((n, k)) if case % 2 else rng.integers(1, 4, size=(n, k)) / 4
+        best, cost = best_total(plan), SparseCost(csr_array(plan))
+        masses, prices = (np.append(np.ones(n), k), np.append(np.ones(k), n)), rng.random(k + 1) * rng.integers(0, 2)
+        found = solve_transport(cost, *masses, -prices, cost.slack)
+        (a, b), share = found.duals, found.plan[:n, :k].toarray()
+        np.testing.assert_allclose((share * plan).sum(), best, rtol=1e-9)
+        u, v = -a[:-1] - b[-1], -b[:-1] - a[-1]
+        np.testing.assert_allclose(u.sum() + v.sum(), best, rtol=1e-9)
+        assert (u[:, None] + v + 1e-9 >= plan).all()
+        assert min(u.min(), v.min()) >= -1e-9
 
 
 @pytest.mark.parametrize("kind", ["potential", "corrected", "tiled", "separable", "low rank"])

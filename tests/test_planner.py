@@ -15,7 +15,7 @@ from torchgw import GWOptions, GWResult, LadderOptions, LowRankOptions, OutOfMem
 from torchgw.datasets import make_spiral
 from torchgw.request import limits
 from torchgw.runtime.caller import out_of_memory
-from torchgw.solvers import factored_transport
+from torchgw.solvers import linear_oracle
 from torchgw.solvers.problem import Problem
 from torchgw.strategies import within_memory
 
@@ -52,7 +52,7 @@ def test_what_would_run_is_what_runs() -> None:
 
 
 def test_where_nothing_would_run_the_estimate_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factored_transport, "has_ortools", lambda: False)
+    monkeypatch.setattr(linear_oracle, "has_ortools", lambda: False)
     found = estimate(30_000, 30_000, epsilon=0)
     assert "pip install ortools" in found["streaming"].against
     assert found.chosen == ""

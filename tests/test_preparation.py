@@ -214,22 +214,6 @@ def test_two_spaces_searched_side_by_side_are_those_searched_in_turn(monkeypatch
         assert one.scale == other.scale
 
 
-def test_a_graph_that_is_built_aside_is_the_same_and_warns_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = np.concatenate((make_spiral(150)[0], 50 + make_spiral(150, random_state=1)[0]))
-    spaces = [prepare.InputSpace("X", two, "landmark"), prepare.InputSpace("Y", make_swiss_roll(200)[0], "landmark")]
-    with pytest.warns(GraphWarning, match="graph of X has 2 components") as alone:
-        in_turn, reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
-    monkeypatch.setattr(prepare, "is_worthwhile", lambda *sizes: True)
-    monkeypatch.setattr(prepare, "BUILT_ASIDE", 100)
-    with pytest.warns(GraphWarning) as aside:
-        made, aside_reports = prepare.make_providers(spaces, SpaceOptions(n_landmarks=30))
-    assert [str(each.message) for each in aside] == [str(each.message) for each in alone]
-    assert aside_reports == reports
-    assert np.array_equal(aside_reports[0].short_cuts, reports[0].short_cuts)  # type: ignore[union-attr]
-    for one, other in zip(in_turn, made, strict=True):
-        assert torch.equal(one.factors()[0], other.factors()[0])  # type: ignore[index]
-
-
 def test_a_process_is_started_for_long_searches_only() -> None:
     assert not farthest.is_worthwhile(3000, 10**6, 100)
     assert farthest.is_worthwhile(10**5, 10**5, 100) or farthest.os.cpu_count() == 1  # type: ignore[attr-defined]
@@ -250,8 +234,9 @@ def test_a_process_that_ends_before_it_has_read_the_graph_is_an_error(monkeypatc
     monkeypatch.setattr(farthest, "RUN", "raise SystemExit(3)")
     with farthest.SearchProcess() as search:
         search._process.wait()
+        search.start(csr_matrix(np.eye(300)), 2, "float64")
         with pytest.raises(RuntimeError, match="ended with code 3"):
-            search.start(csr_matrix(np.eye(300)), 2, "float64")
+            search.result()
 
 
 def test_a_graph_that_needs_no_mending_is_not_copied_and_none_is_written_to() -> None:

@@ -12,7 +12,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.softmin_dense.reference import KERNEL
 from torchgw.options import SinkhornOptions
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, _continue_scaling, balance, iterate_and_absorb, solve_by_scaling
+from torchgw.sinkhorn.scaling import Scaler, _continue_scaling, iterate_and_absorb, solve_by_scaling, solve_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
 
 
@@ -133,13 +133,12 @@ def test_over_relaxation_needs_fewer_iterations() -> None:
     assert solve(C, p, q, 3e-3, relaxation=1.99, tol=1e-6)[1].n_iter < 120  # 211 where the weight stays
 
 
-def test_a_batch_is_balanced_like_its_members() -> None:
+def test_a_batch_is_solved_like_its_members() -> None:
     C, p, q = problem(10, 12, 6)
-    kernels = torch.from_numpy(np.exp(-np.stack((C, C**2, 2 * C)) / 0.3))
-    masses = torch.from_numpy(p), torch.from_numpy(q)
-    row, column = (MarginalConstraint(mass.log2()) for mass in masses)
-    u, v = balance(kernels, row, column, *(torch.zeros(3, n, dtype=torch.float64) for n in (10, 12)), 500)
-    plans = u[:, :, None] * kernels * v[:, None, :]
+    scores = torch.from_numpy(-np.stack((C, C**2, 2 * C)) * LOG2E / 0.3)
+    row, column = (MarginalConstraint(torch.from_numpy(mass).log2()) for mass in (p, q))
+    plans, f, g = solve_plans(scores, row, column, *(torch.zeros(3, n, dtype=torch.float64) for n in (10, 12)), 500)
+    torch.testing.assert_close(plans, (scores + f[:, :, None] + g[:, None, :]).exp2())
     for plan, cost in zip(plans, (C, C**2, 2 * C), strict=True):
         np.testing.assert_allclose(plan, sinkhorn_oracle(cost, p, q, 0.3), atol=1e-12)
 

@@ -16,7 +16,7 @@ from torchgw.kernels.dispatch import Workload
 from torchgw.kernels.softmin_tiles import reference, separable
 from torchgw.kernels.softmin_tiles.tile_kernel import TileKernel
 from torchgw.kernels.tiles import TiledPlan, Tiles, all_tiles, centres, choose_tiles
-from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.coarsening import bisect
 from torchgw.strategies import streaming
 
 KERNEL = TileKernel(reference.softmin, reference.read)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import coo_array
 from scipy.spatial.distance import cdist, pdist, squareform
 
 from tests.problems import gw_by_enumeration, quietly, random_distances, random_masses, random_plan
@@ -18,23 +19,26 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap, monotone_coupling
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.permuted import FactoredPermutations, make_permutation_objective
 from torchgw.persist.watch import Watch
-from torchgw.solvers import frank_wolfe as solver
-from torchgw.solvers import transport_lp
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.solvers import conditional_gradient as solver
+from torchgw.solvers import linear_oracle
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.permutations import descend_permutations
-from torchgw.solvers.transport_lp import TransportError, Vertex, estimate_duals, transport
-from torchgw.spaces import EuclideanDistances, PrecomputedDistances
+from torchgw.solvers.linear_oracle import Vertex, repair_marginals, solve_transport
+from torchgw.solvers.transport_costs import DenseCost
+from torchgw.spaces import PrecomputedDistances
+
+
+def transport(C: np.ndarray, p: np.ndarray, q: np.ndarray, dual: np.ndarray | None = None, **more: Any) -> Vertex:
+    return solve_transport(DenseCost(C, p, q), p, q, np.zeros(len(q)) if dual is None else dual, **more)
 
 
 def descended(
     DX: np.ndarray, DY: np.ndarray, T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, history: History
-) -> tuple[FrankWolfe, Status]:
+) -> tuple[DescentState[torch.Tensor, torch.Tensor], Status]:
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), p, q)
     loop = Loop(Watch(), history, 100, 1e-6, 1e-15)
-    return frank_wolfe(gradient, T, torch.zeros_like(q), TransportPlans(p, q), loop)
+    return conditional_gradient(DenseProgram(gradient, TransportPlans(p, q)), T, torch.zeros_like(q), loop)
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
@@ -68,8 +72,8 @@ def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int, equ
     rng = np.random.default_rng(n)
     C, start = rng.normal(size=(n, k)), 50 * rng.normal(size=k)
     p, q = (np.full(m, 1 / m) if equal else random_masses(m, rng) for m in (n, k))
-    plan, dual, _ = transport(C, p, q, [start])
-    plan = plan.toarray()
+    found = transport(C, p, q, start)
+    plan, (_, dual) = found.plan.toarray(), found.duals
     sums = np.zeros((n + k, n * k))
     for i, j in itertools.product(range(n), range(k)):
         sums[[i, n + j], i * k + j] = 1
@@ -81,42 +85,35 @@ def test_transport_is_the_optimum_of_the_full_linear_program(n: int, k: int, equ
     assert lower == pytest.approx(full.fun, abs=1e-7)
 
 
+def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
+    assert linear_oracle._load_bindings() is not None
+    direct = transport(C, p, q)
+    monkeypatch.setattr(linear_oracle, "_load_bindings", lambda: None)
+    public = transport(C, p, q)
+    np.testing.assert_allclose(direct.plan.toarray(), public.plan.toarray(), atol=1e-12)
+
+
 def test_transport_among_candidates_is_feasible_and_no_better_than_the_optimum() -> None:
     rng = np.random.default_rng(6)
     C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    best = transport(C, p, q, [np.zeros(41)])
-    few = transport(C, p, q, [50 * rng.normal(size=41)], priced=False)
-    near = transport(C, p, q, [np.zeros(41), best.dual], priced=False)
-    np.testing.assert_allclose(few.plan.sum(1), p, atol=1e-12)
-    np.testing.assert_allclose(few.plan.sum(0), q, atol=1e-12)
-    cost, found, lowest = ((C * each.plan).sum() for each in (few, near, best))
+    best = transport(C, p, q)
+    far, near = (transport(C, p, q, dual, rounds=1) for dual in (50 * rng.normal(size=41), best.duals[1]))
+    for found in (far, near):
+        np.testing.assert_allclose(found.plan.sum(1), p, atol=1e-12)
+        np.testing.assert_allclose(found.plan.sum(0), q, atol=1e-12)
+    cost, found, lowest = ((C * each.plan).sum() for each in (far, near, best))
     assert cost > found == pytest.approx(lowest, rel=1e-9)
 
 
-def test_the_point_that_takes_what_is_left_has_as_many_candidates_as_its_mass_asks_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Six of them are no room for it, and a first step would better no plan."""
-    costs, rng = list[float](), np.random.default_rng(0)
-    D, E = (squareform(pdist(rng.gamma(2.0, size=shape))) for shape in ((205, 3), (210, 2)))
-
-    def compared(C: Any, p: Any, q: Any, duals: Any, priced: bool = True, basis: Any = None) -> Vertex:
-        found = transport(C, p, q, duals, priced, basis)
-        if basis is None:
-            costs.append(float(found.plan.multiply(C).sum() / transport(C, p, q, duals).plan.multiply(C).sum()))
-        return found
-
-    monkeypatch.setattr(solver, "transport", compared)
-    quietly(lambda: gw_align(D, E, epsilon=0.0, marginals=Partial(0.8), random_state=0))
-    assert len(costs) >= 6
-    assert max(costs) <= 1.01
-
-
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("n", "k"), [(12, 17), (30, 9), (60, 70)])
-def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum(n: int, k: int) -> None:
+def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum(n: int, k: int, tied: bool) -> None:
     rng = np.random.default_rng(n)
     C, p, q = rng.normal(size=(n, k)), random_masses(n, rng), random_masses(k, rng)
-    before = transport(C, p, q, [np.zeros(k)])
+    C = np.rint(C) if tied else C
+    before = transport(C, p, q)
     assert before.basis is not None
     assert len(before.basis) == n + k
     basic = np.zeros(n * k, dtype=bool)
@@ -124,45 +121,14 @@ def test_transport_goes_on_from_the_basis_of_another_program_to_the_same_optimum
     assert before.plan.toarray().ravel()[~basic].max() < 1e-12  # rounding
     for change in (0.0, 0.1, 10.0):
         other = C + change * rng.normal(size=(n, k))
-        cold, warm = transport(other, p, q, [np.zeros(k)]), transport(other, p, q, [before.dual], basis=before.basis)
+        cold, warm = transport(other, p, q), transport(other, p, q, before.duals[1], basis=before.basis)
         assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
         np.testing.assert_allclose(warm.plan.sum(1), p, atol=1e-9)
         np.testing.assert_allclose(warm.plan.sum(0), q, atol=1e-9)
 
 
-@pytest.mark.parametrize("far", [False, True])
-def test_potentials_from_nothing_leave_few_entries_to_be_priced_in(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(7)
-    C = cdist(rng.normal(size=(150, 2)), rng.normal(size=(170, 2))) ** 2
-    if far:  # a row and a column that cost as much everywhere
-        C[3] += 1e3
-        C[:, 5] += 1e3
-    p, q = random_masses(150, rng), random_masses(170, rng)
-    taken, solve = list[int](), transport_lp.linear_program
-    monkeypatch.setattr(transport_lp, "linear_program", lambda *given: taken.append(len(given[0])) or solve(*given))
-    nothing = np.zeros(170)
-    best = float(transport(C, p, q, [nothing]).plan.multiply(C).sum())
-    rounds, size = len(taken), max(taken)
-    taken.clear()
-    duals = estimate_duals(torch.from_numpy(C), p, q, nothing)
-    assert float(transport(C, p, q, [duals]).plan.multiply(C).sum()) == pytest.approx(best, rel=1e-9)
-    assert len(taken) <= rounds
-    assert max(taken) < size
-    left, before = (best - float(p @ (C - dual).min(1) + q @ dual) for dual in (duals, nothing))
-    assert left <= 0.5 * before
-
-
-def test_a_basis_is_gone_on_from_where_costs_are_tied() -> None:
-    rng = np.random.default_rng(3)
-    C, p, q = rng.integers(0, 3, size=(40, 50)).astype(float), random_masses(40, rng), random_masses(50, rng)
-    before = transport(C, p, q, [np.zeros(50)])
-    other = rng.integers(0, 3, size=(40, 50)).astype(float)
-    cold, warm = transport(other, p, q, [np.zeros(50)]), transport(other, p, q, [before.dual], basis=before.basis)
-    assert float((other * warm.plan).sum()) == pytest.approx(float((other * cold.plan).sum()), abs=1e-9)
-
-
 def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
-    core, took = transport_lp._load_bindings(), []
+    core, took = linear_oracle._load_bindings(), []
     if core is None:
         pytest.skip("HiGHS does not tell its basis here")
     solver = core._Highs
@@ -176,20 +142,64 @@ def test_the_simplex_takes_few_exchanges_from_the_basis_of_a_program_nearby(monk
     monkeypatch.setattr(core, "_Highs", Counting)
     rng = np.random.default_rng(8)
     C, p, q = rng.uniform(size=(150, 180)), random_masses(150, rng), random_masses(180, rng)
-    before = transport(C, p, q, [np.zeros(180)])
+    before = transport(C, p, q)
     first = sum(took)
-    transport(C + 1e-3 * rng.uniform(size=C.shape), p, q, [before.dual], basis=before.basis)
+    transport(C + 1e-3 * rng.uniform(size=C.shape), p, q, before.duals[1], basis=before.basis)
     assert sum(took) - first < first / 5
 
 
-def test_linear_programs_are_the_same_without_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(7)
+def test_each_round_of_pricing_leads_no_higher_and_its_potentials_prove_what_is_left() -> None:
+    rng = np.random.default_rng(5)
     C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    assert transport_lp._load_bindings() is not None
-    direct = transport(C, p, q, [np.zeros(41)])
-    monkeypatch.setattr(transport_lp, "_load_bindings", lambda: None)
-    public = transport(C, p, q, [np.zeros(41)])
-    np.testing.assert_allclose(direct.plan.toarray(), public.plan.toarray(), atol=1e-12)
+    start, costs = 50 * rng.normal(size=41), list[float]()
+    lowest = float((C * transport(C, p, q).plan).sum())
+    for rounds in (1, 2, 3, 20):
+        found = transport(C, p, q, start, rounds=rounds)
+        costs.append(float((C * found.plan).sum()))
+        assert p @ (C - found.duals[1]).min(1) + q @ found.duals[1] <= lowest + 1e-9
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] > costs[-1] == pytest.approx(lowest, abs=1e-9)
+
+
+def test_the_point_that_takes_what_is_left_has_as_many_candidates_as_its_mass_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six of them are no room for it, and a first step would better no plan."""
+    costs, rng = list[float](), np.random.default_rng(0)
+    D, E = (squareform(pdist(rng.gamma(2.0, size=shape))) for shape in ((205, 3), (210, 2)))
+
+    def compared(cost: DenseCost, p: Any, q: Any, dual: Any, rounds: int, basis: Any) -> Vertex:
+        found, best = (solve_transport(cost, p, q, dual, rounds=most, basis=basis) for most in (rounds, 20))
+        if basis is None:
+            costs.append(float(found.plan.multiply(cost.C).sum() / best.plan.multiply(cost.C).sum()))
+        return found
+
+    monkeypatch.setattr(solver, "solve_transport", compared)
+    quietly(lambda: gw_align(D, E, epsilon=0.0, marginals=Partial(0.8), random_state=0))
+    assert len(costs) >= 6
+    assert max(costs) <= 1.01
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_costs_alone_lead_to_few_entries_to_be_priced_in(far: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Potentials that are zero say nothing: those of a little entropy are nearer to the optimal ones."""
+    rng = np.random.default_rng(7)
+    C = cdist(rng.normal(size=(150, 2)), rng.normal(size=(170, 2))) ** 2
+    if far:  # a row and a column that cost as much everywhere
+        C[3] += 1e3
+        C[:, 5] += 1e3
+    p, q = random_masses(150, rng), random_masses(170, rng)
+    taken, solve = list[int](), linear_oracle.linear_program
+    monkeypatch.setattr(linear_oracle, "linear_program", lambda *given: taken.append(len(given[0])) or solve(*given))
+    best = float(transport(C, p, q, np.full(170, 1e-300)).plan.multiply(C).sum())
+    rounds, size = len(taken), max(taken)
+    taken.clear()
+    assert float(transport(C, p, q).plan.multiply(C).sum()) == pytest.approx(best, rel=1e-9)
+    assert len(taken) <= rounds
+    assert max(taken) < size
+    estimated = DenseCost(C, p, q).estimate_dual(p, q)
+    left, before = (best - float(p @ (C - dual).min(1) + q @ dual) for dual in (estimated, 0 * estimated))
+    assert left <= 0.5 * before
 
 
 @pytest.mark.parametrize("off", [0.0, 1e-9, -1e-9])
@@ -197,7 +207,8 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
     rng = np.random.default_rng(4)
     p, q = random_masses(9, rng), random_masses(12, rng)
     row, column, mass = monotone_coupling(p, q)
-    plan = transport_lp.repair_marginals(row, column, mass * (1 + off * rng.uniform(size=len(mass))), p, q)
+    near = coo_array((mass * (1 + off * rng.uniform(size=len(mass))), (row, column)), shape=(9, 12))
+    plan = repair_marginals(near, p, q)
     np.testing.assert_allclose(plan.sum(1), p, rtol=0, atol=1e-16)
     np.testing.assert_allclose(plan.sum(0), q, rtol=0, atol=1e-16)
     assert plan.data.min() > 0
@@ -206,22 +217,14 @@ def test_entries_of_a_vertex_sum_up_to_the_masses(off: float) -> None:
 
 
 def test_bindings_that_do_not_work_as_expected_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport_lp, "BINDINGS", ("torchgw.no_such_module", "math"))
-    assert transport_lp._load_bindings.__wrapped__() is None
+    monkeypatch.setattr(linear_oracle, "BINDINGS", ("torchgw.no_such_module", "math"))
+    assert linear_oracle._load_bindings.__wrapped__() is None
 
 
 def test_transport_of_equal_masses_is_an_assignment() -> None:
     C = np.random.default_rng(0).normal(size=(60, 60))
-    plan = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60), [np.zeros(60)]).plan
+    plan = transport(C, np.full(60, 1 / 60), np.full(60, 1 / 60)).plan
     np.testing.assert_array_equal(plan.argmax(1), linear_sum_assignment(C)[1])
-
-
-def test_transport_that_is_not_priced_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchgw.solvers.transport_lp.PRICING_ROUNDS", 1)
-    rng = np.random.default_rng(5)
-    C, p, q = rng.normal(size=(30, 41)), random_masses(30, rng), random_masses(41, rng)
-    with pytest.raises(TransportError, match=r"30 x 41.*not priced out in 1 rounds"):
-        transport(C, p, q, [50 * rng.normal(size=41)])
 
 
 def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,14 +233,14 @@ def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatc
     p, q = (torch.from_numpy(random_masses(n, rng)) for n in (12, 15))
     solve = solver.TransportPlans.vertex
 
-    def without_duals(plans: object, C: torch.Tensor, duals: object, priced: bool, basis: None) -> object:
-        """Of exact problems the plan alone, so that their duals are looser than those before."""
-        found = solve(plans, C, duals, True, basis)
-        return (found[0], 0 * q, found[2]) if priced else found
+    def without_dual(plans: object, C: torch.Tensor, dual: object, priced: bool, basis: None) -> object:
+        """Of exact problems the plan alone, so that their potentials say little."""
+        found = solve(plans, C, dual, True, basis)
+        return found._replace(dual=0 * q) if priced else found
 
-    monkeypatch.setattr(solver.TransportPlans, "vertex", without_duals)
+    monkeypatch.setattr(solver.TransportPlans, "vertex", without_dual)
     found, _ = descended(DX, DY, torch.from_numpy(random_plan(p.numpy(), q.numpy(), rng)), p, q, History())
-    bound, _ = consistent_bound(found.cost, p, q, found.duals[0])
+    bound, _ = consistent_bound(found.cost, p, q, found.dual)
     assert float(frank_wolfe_gap(found.value, bound)) == pytest.approx(found.gap, abs=1e-9)
 
 
@@ -346,59 +349,6 @@ def _small() -> object:
     from torchgw import GWOptions
 
     return GWOptions(max_memory=8 * 250**2)
-
-
-def permuted(n: int) -> tuple[FactoredPermutations, torch.Tensor, torch.Tensor]:
-    """Permutations between n noisy points by their squared distances, and these."""
-    p, draws = torch.full((n,), 1 / n, dtype=torch.float64), torch.Generator().manual_seed(4)
-    X = torch.randn(n, 3, dtype=torch.float64, generator=draws)
-    Y = X[torch.randperm(n, generator=draws)] + 0.01 * torch.randn(n, 3, dtype=torch.float64, generator=draws)
-    spaces = [EuclideanDistances(points / 8, squared=True) for points in (X, Y)]
-    found = make_permutation_objective(ExactGradient(spaces[0], spaces[1], p, p))
-    assert found is not None
-    return found, *(space.rows(torch.arange(n)) for space in spaces)
-
-
-def test_the_cost_of_permutations_and_its_changes_are_those_of_their_plans() -> None:
-    found, D, E = permuted(90)
-    one = torch.randperm(90, generator=torch.Generator().manual_seed(1))
-    few, all_others = one.clone(), one.flip(0)
-    few[:7] = one[:7].roll(1)
-    cost = found.cost_of(one)
-    for old, new in ((None, one), (one, few), (few, all_others)):
-        cost = cost if old is None else found.update_cost(cost, old, new)
-        torch.testing.assert_close(cost, -2 / 90 * D @ E[new], rtol=0, atol=1e-10)
-
-
-def test_permutations_end_where_none_is_better_to_first_order() -> None:
-    found, D, E = permuted(120)
-    dual, history = torch.zeros(120, dtype=torch.float64), History()
-    start = torch.randperm(120, generator=torch.Generator().manual_seed(2))
-    end, status = descend_permutations(found, start, dual, Loop(Watch(), history, 100, 1e-9))
-    assert status is Status.STATIONARY
-    assert end.whole
-    assert history.cost == sorted(history.cost, reverse=True)
-    assert len(history.cost) > 2
-    cost = -2 / 120 * D @ E[end.match]
-    best = cost.numpy()[linear_sum_assignment(cost.numpy())].mean()
-    assert float((cost * end.plan).sum()) == pytest.approx(best, rel=1e-9)
-    assert end.value == pytest.approx(found.constant + best, rel=1e-9)
-    tight, prices = consistent_bound(cost, *(end.plan.sum(axis) for axis in (1, 0)), end.dual)
-    assert float(tight) == pytest.approx(best, rel=1e-9)
-    assert float((prices - end.dual).abs().max()) < 1e-9
-
-
-def test_permutations_end_where_a_whole_step_does_not_lower_the_value() -> None:
-    n = 40
-    p, draws = torch.full((n,), 1 / n, dtype=torch.float64), torch.Generator().manual_seed(3)
-    F = torch.randn(n, 4, dtype=torch.float64, generator=draws)
-    signs = torch.tensor([1.0, -1.0, 1.0, 1.0], dtype=torch.float64)
-    convex = FactoredPermutations((F, signs), (F, -signs), p, p)
-    start, dual = torch.arange(n), torch.zeros(n, dtype=torch.float64)
-    end, status = descend_permutations(convex, start, dual, Loop(Watch(), History(), 100, 1e-9, -1e9))
-    assert status is Status.SETTLED
-    assert not end.whole
-    torch.testing.assert_close(end.cost, convex.cost_of(end.match), rtol=0, atol=1e-12)
 
 
 def test_the_hardest_of_two_hundred_problems_ends_in_the_best_permutation() -> None:

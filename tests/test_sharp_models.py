@@ -102,7 +102,7 @@ def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[s
         cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
         lower = torch.where(plan > 0, -1.0, 1.0) if step else cost.clone()
         lower[step : step + 1] = torch.from_numpy(rng.normal(size=(1, cost.shape[1])))
-        vertex, _, _ = form.make_polytope(True).vertex(lower, (torch.zeros_like(form.masses[1]),), True, None)
+        vertex = form.make_polytope(True).vertex(lower, torch.zeros_like(form.masses[1]), True, None).plan
         ahead = form(vertex, form.masses[0]).rows(slice(None))
         change = form.change(vertex, plan, cost)
         apart = ahead - cost - change
@@ -130,7 +130,7 @@ def test_vertices_are_the_best_of_their_polytope(name: str, more: dict[str, Any]
     plan = form.extend(torch.from_numpy(rng.exponential(size=(7, 9))))
     cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
     plans = form.make_polytope(True)
-    vertex, dual, _ = plans.vertex(cost, (torch.zeros_like(form.masses[1]),), True, None)
+    vertex, dual, *_ = plans.vertex(cost, torch.zeros_like(form.masses[1]), True, None)
     assert isinstance(vertex, SparseCoupling)
     bound, _ = plans.bound(cost, dual)
     lowest = float(vertex.mass @ cost[vertex.row, vertex.column])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr
 
 from tests.problems import quietly
 from tests.test_continuation import cloud
@@ -19,11 +18,10 @@ from torchgw import GWOptions, GWResult, OutOfMemoryWarning, StoppingOptions, gw
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.persist import checkpoint
 from torchgw.request import limits, request
-from torchgw.search import basins, weighted_level
-from torchgw.search.anneal import NEAR, LandmarkBasins
+from torchgw.search import basins
 from torchgw.search.candidate import Candidate
 from torchgw.solvers import problem as problems
-from torchgw.solvers.problem import Problem
+from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.spaces.low_rank import approximate_distances
 from torchgw.strategies import continuation, dense, sharp, within_memory
 
@@ -236,55 +234,25 @@ def test_many_points_are_compared_roughly(monkeypatch: pytest.MonkeyPatch) -> No
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the points of these tests were many, and had no cells."""
     monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
-    monkeypatch.setattr(weighted_level, "LEVEL_POINTS", 100)
+    monkeypatch.setattr(basins, "SUBSET_POINTS", 100)
     monkeypatch.setattr(basins, "MANY_PAIRS", 1000)
-    monkeypatch.setattr(weighted_level, "MANY_POINTS", 150)
 
 
-def raised_in(monkeypatch: pytest.MonkeyPatch, d: int) -> list[Candidate]:
-    """The candidates that were lifted from the rung, the lowest first."""
-    found: list[Candidate] = []
+def test_between_many_points_basins_are_solved_between_more_landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    many(monkeypatch)
+    solve, given, found = basins._solve_on_subset, list[Candidate](), list[Candidate]()
 
-    def raised(*given: Any) -> list[Candidate]:
-        found.extend(raise_on(*given))
+    def seen(problem: StoredProblem, candidates: list[Candidate]) -> list[Candidate]:
+        given.extend(candidates)
+        found.extend(solve(problem, candidates))
         return found
 
-    with monkeypatch.context() as patch:
-        patch.setattr(weighted_level.WeightedLevel, "solve_candidates", raised)
-        solved(d, epsilon=0)
-    return sorted((c for c in found if c.selected), key=lambda c: c.energy)
-
-
-def test_between_many_points_only_the_lowest_of_a_rung_are_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(basins, "should_search_cells", lambda problem: False)
-    monkeypatch.setattr(weighted_level, "LEVEL_POINTS", 100)
-    everywhere = raised_in(monkeypatch, 3)
-    many(monkeypatch)
-    few = raised_in(monkeypatch, 3)
-    assert 2 <= len(few) < len(everywhere)
-    assert all(c.energy <= weighted_level.LEFT * few[0].energy for c in few[2:])
-    assert all(c.level == "subset" for c in few)
+    monkeypatch.setattr(basins, "_solve_on_subset", seen)
     assert solved(3, epsilon=0)[1] == 1.0
-
-
-@pytest.mark.parametrize(("d", "n"), [(3, 900), (10, 420)])
-def test_modes_of_all_points_turn_spaces_that_landmarks_miss(d: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the basins between landmarks only the worst are left."""
-    many(monkeypatch)
-    monkeypatch.setattr(dense, "PRODUCT_PAIRS", 0)
-    for name in ("make_distribution_starts", "make_proximal_starts", "_cross_landmark_basins"):
-        monkeypatch.setattr(basins, name, lambda *given, **named: [])
-    annealed = basins.find_coarse_basins
-
-    def wrong(*given: Any) -> LandmarkBasins:
-        found = annealed(*given)
-        worst = {name: [max(kind, key=lambda basin: basin.energy)] for name, kind in found.kinds.items()}
-        return found._replace(kinds=worst)
-
-    monkeypatch.setattr(basins, "find_coarse_basins", wrong)
-    result, right = solved(d, n, epsilon=0)
-    assert right == 1.0
-    assert result.basins[0].origin == weighted_level.MODES
+    assert [c.level for c in found] == ["subset" if c.selected else "landmarks" for c in given]
+    assert sum(c.selected for c in given) > 1
+    # Between more landmarks, the lowest is closer to the copy's value of zero.
+    assert min(c.energy for c in found if c.selected) < min(c.energy for c in given if c.selected)
 
 
 @pytest.mark.parametrize(("d", "tilt", "doubtful"), [(2, 0.03, True), (3, 0.2, False)])
@@ -314,7 +282,6 @@ def test_between_many_points_a_doubt_is_looked_into(
         "make_distribution_starts",
     ):
         counted(basins, name)
-    counted(weighted_level.WeightedLevel, "_solve_from_modes")
     counted(sharp, "_anneal")
     rng = np.random.default_rng(1)
     half = rng.normal(size=(210, d)) * np.linspace(2, 1, d)
@@ -323,7 +290,6 @@ def test_between_many_points_a_doubt_is_looked_into(
     X, order = np.concatenate((half, mirror)), rng.permutation(420)
     result = quietly(gw_align, X, X[order], distances="landmark", epsilon=0, random_state=0)
     assert (order[result.argmax()] == np.arange(420)).all()
-    assert calls.count("_solve_from_modes") == doubtful
     first, *cooler = epsilons["_compare_on_all_points"]
     if doubtful:
         assert cooler == [first / basins.COOLED] * len(cooler) != []
@@ -333,31 +299,4 @@ def test_between_many_points_a_doubt_is_looked_into(
         assert not {"_cross_landmark_basins", "make_proximal_starts", "make_distribution_starts"} & set(calls)
 
 
-def test_a_curve_whose_other_basins_are_left_behind_between_landmarks_needs_no_modes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One basin alone goes to the rung then; where no other was ever seen, modes are tried."""
-    many(monkeypatch)
-    modes, tried, alone = weighted_level.WeightedLevel._solve_from_modes, [], []
-    monkeypatch.setattr(weighted_level.WeightedLevel, "_solve_from_modes", lambda self: tried.append(1) or modes(self))
-    (X, x), (Y, y) = make_spiral(400), make_swiss_roll(420, random_state=1)
-    result = quietly(gw_align, X, Y, random_state=0)
-    assert spearmanr(x, y[result.argmax()])[0] > 0.99
-    assert [basin.level for basin in result.basins] == ["full", "landmarks"]
-    assert result.basins[1].energy > NEAR * result.basins[0].energy
-    assert not tried
-    annealed = basins.find_coarse_basins
-
-    def lowest(*given: Any) -> LandmarkBasins:
-        found = annealed(*given)
-        alone.append(len(found.kinds))
-        kinds = {name: [min(kind, key=lambda basin: basin.energy)] for name, kind in found.kinds.items()}
-        return found._replace(kinds=kinds)
-
-    monkeypatch.setattr(basins, "find_coarse_basins", lowest)
-    quietly(gw_align, X, Y, random_state=0)
-    assert alone
-    assert tried
-
-
-by_product, raise_on = basins.make_proximal_starts, weighted_level.WeightedLevel.solve_candidates
+by_product = basins.make_proximal_starts

@@ -32,7 +32,8 @@ from torchgw.search import graph_matching
 from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.search.signatures import compute_signatures, find_nearest
 from torchgw.search.sparse_basins import HopDistances
-from torchgw.solvers.sparse_descent import complete_marginals, dual_bound, find_best_permutation, find_best_plan
+from torchgw.solvers.linear_oracle import repair_marginals
+from torchgw.solvers.sparse_descent import dual_bound, find_best_plan
 from torchgw.types import Coupling
 
 SPARSE = GWOptions(strategy="sparse")
@@ -206,24 +207,19 @@ def test_linear_problems_are_solved_over_all_plans(equal: bool) -> None:
     k = n if equal else 11
     W = np.where(rng.uniform(size=(n, k)) < 0.3, rng.normal(size=(n, k)) + 0.5, 0.0)
     p, q = (np.full(m, 1 / m) if equal else (u := rng.uniform(0.2, 1, m)) / u.sum() for m in (n, k))
-    T = complete_marginals(sparse.csr_array((n, k)), p, q)
+    T = repair_marginals(sparse.csr_array((n, k)), p, q)
     np.testing.assert_allclose(T.sum(axis=1), p, rtol=1e-13)
     np.testing.assert_allclose(T.sum(axis=0), q, rtol=1e-13)
     assert T.nnz < n + k
     price = np.zeros(k)
     for _ in range(4):  # priced out by the potentials of the time before
-        best = (
-            find_best_permutation(sparse.csr_array(W), p)
-            if equal
-            else find_best_plan(sparse.csr_array(W), T, p, q, price)
-        )
-        price = best.price
+        best, price, bound = find_best_plan(sparse.csr_array(W), T, p, q, price)
     positive = W.clip(min=0)
     sums = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
     most = -linprog(-positive.ravel(), A_ub=sums, b_ub=np.concatenate((p, q))).fun
-    found = (best.plan.toarray() * W).sum()
+    found = (best.toarray() * W).sum()
     assert found == pytest.approx(most, rel=1e-8)
-    assert best.bound == pytest.approx(most, rel=1e-8)
+    assert bound == pytest.approx(most, rel=1e-8)
     assert dual_bound(sparse.csr_array(positive), rng.uniform(size=k), p, q) >= most
     if equal:
         row, column = linear_sum_assignment(-positive)
@@ -289,7 +285,7 @@ def test_missing_nodes_and_masses_of_their_own(own_masses: bool) -> None:
     assert (T > 0).sum() <= 3 * (n + k)
     assert result.value == pytest.approx(value_of(X, Y, T), rel=1e-9)
     matching = sparse.csr_array((np.minimum(p[known], q[truth[known]]), (known, truth[known])), (n, k))
-    reference = complete_marginals(matching, p, q).toarray()
+    reference = repair_marginals(matching, p, q).toarray()
     assert result.value <= value_of(X, Y, reference)
     counted = known[p[known] > 0]
     assert (result.argmax()[counted] == truth[counted]).mean() > 0.97
@@ -316,7 +312,7 @@ def test_it_is_no_worse_than_the_dense_solve_of_the_same_graphs() -> None:
 
 @pytest.mark.parametrize("kind", ["grid", "tree"])
 def test_where_signatures_say_little_other_views_and_means_of_ends_lead_lower(kind: str) -> None:
-    made = {"grid": nx.grid_2d_graph(15, 12), "tree": nx.random_labeled_tree(200, seed=7)}[kind]
+    made = {"grid": nx.grid_2d_graph(15, 12), "tree": nx.random_labeled_tree(200, seed=4)}[kind]
     A = nx.to_numpy_array(made)
     X, Y = (sparse.csr_array(side) for side in (A, shuffled(A, 0.1, 3)[0]))
     result = quietly(gw_align, X, Y, distances="adjacency", epsilon="auto", options=SPARSE, random_state=0)

@@ -18,23 +18,21 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.diagnostics.status import History
-from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.request import limits
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers import factored_transport as solver
+from torchgw.solvers import linear_oracle as solver
 from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
-from torchgw.solvers.factored_descent import VertexStart, descend_between_factors
-from torchgw.solvers.factored_transport import factored_transport, north_west_corner, price_out
-from torchgw.solvers.frank_wolfe import TransportPlans, frank_wolfe
+from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.factored_descent import FactoredProgram
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import north_west_corner, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError, minimum_cost_flow
 from torchgw.solvers.minimum_cost_flow import _to_integers as integers
-from torchgw.solvers.minimum_cost_flow import minimum_cost_flow
-from torchgw.solvers.pricing import TILE, Order, PricedCost, _RowRun, union
-from torchgw.solvers.transport_lp import TransportError, staircase, transport
+from torchgw.solvers.transport_costs import DenseCost, Order, TiledCost, union
 from torchgw.spaces import EuclideanDistances, FactoredDistances
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells
 from torchgw.strategies import vertex_levels
 from torchgw.strategies.vertex_levels import expand_cell_pairs
 
@@ -61,24 +59,28 @@ def masses(n: int, k: int, rng: np.random.Generator, equal: bool) -> tuple[torch
     return torch.from_numpy(p), torch.from_numpy(q)
 
 
+def best_plan(C: np.ndarray, p: np.ndarray, q: np.ndarray) -> Any:
+    return solve_transport(DenseCost(C, p, q), p, q, np.zeros(len(q))).plan
+
+
 @flows
 @pytest.mark.parametrize("equal", [True, False])
 def test_a_flow_is_the_program_s_optimum_and_its_prices_prove_it(equal: bool) -> None:
     rng = np.random.default_rng(0)
     for n, k in SIZES:
         p, q = (side.numpy() for side in masses(n, k, rng, equal))
-        entries = np.union1d(staircase(p, q), rng.integers(n * k, size=4 * (n + k)))
+        entries = np.union1d(north_west_corner(p, q), rng.integers(n * k, size=4 * (n + k)))
         row, column, cost = entries // k, entries % k, rng.uniform(size=len(entries))
-        flow = minimum_cost_flow(cost, row, column, p, q)
+        x, a, b = minimum_cost_flow(cost, row, column, p, q)
         sums = np.zeros((n + k, len(entries)))
         sums[row, np.arange(len(entries))] = sums[n + column, np.arange(len(entries))] = 1
         best = linprog(cost, A_eq=sums, b_eq=np.concatenate((p, q)), method="highs").fun
-        assert cost @ flow.x == pytest.approx(best, rel=1e-7)
-        assert np.abs(np.bincount(row, flow.x, n) - p).max() < 1e-11
-        assert np.abs(np.bincount(column, flow.x, k) - q).max() < 1e-11
-        reduced = cost - flow.row_dual[row] - flow.column_dual[column]
+        assert cost @ x == pytest.approx(best, rel=1e-7)
+        assert np.abs(np.bincount(row, x, n) - p).max() < 1e-11
+        assert np.abs(np.bincount(column, x, k) - q).max() < 1e-11
+        reduced = cost - a[row] - b[column]
         assert reduced.min() > -1e-13
-        assert reduced[flow.x > 0].max() < 1e-7
+        assert reduced[x > 0].max() < 1e-7
 
 
 @flows
@@ -91,47 +93,40 @@ def test_entries_that_carry_no_flow_are_refused() -> None:
 def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     cost = random_cost(n, k, rng)
-    C, dual = cost.rows(slice(None)), torch.from_numpy(rng.normal(size=k))
-    ordered, off = PricedCost.of(cost, Order.of(cost)), torch.from_numpy(rng.normal(size=n))
-    row_dual = c_transform(cost, dual, torch.ones(k))
-    found, nearest = ordered.c_transform(row_dual + off, dual)
-    torch.testing.assert_close(found, row_dual, rtol=1e-12, atol=1e-12)
-    assert torch.equal(nearest, (C - dual).argmin(1))
+    C, dual = cost.rows(slice(None)).numpy(), rng.normal(size=k)
+    ordered, row_dual = TiledCost.of(cost, Order.of(cost)), (C - dual).min(1)
+    found, nearest = ordered.c_transform(dual)
+    np.testing.assert_allclose(found, row_dual, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(nearest, (C - dual).argmin(1))
     reduced = C - row_dual[:, None] - dual
-    limit = float(reduced.quantile(0.02))
-    expected = np.flatnonzero((reduced <= limit).numpy().ravel())
-    assert set(expected) <= set(ordered.entries_below(row_dual, dual, limit + 1e-12))
-    assert len(ordered.entries_below(row_dual, dual, -1e-9)) == 0
-    cheap = ordered.cheapest_entries(row_dual + off, dual)
+    limit = float(np.quantile(reduced, 0.02))
+    expected = np.flatnonzero(reduced <= limit)
+    assert set(expected) <= set(ordered.below((row_dual, dual), limit + 1e-12))
+    assert len(ordered.below((row_dual, dual), -1e-9)) == 0
+    cheap = ordered.cheapest(dual)
     assert (np.diff(cheap) > 0).all()
     assert set(cheap // k) == set(range(n)), "each row has its cheapest entry"
-    np.testing.assert_allclose(ordered.costs_at(cheap, dual), (C - dual).numpy().ravel()[cheap], atol=1e-12)
+    np.testing.assert_allclose(ordered.at(cheap, dual), (C - dual).ravel()[cheap], atol=1e-12)
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_runs_of_tiles_leave_out_nothing_either(stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several runs of rows and of columns, each with a part that is not whole, and row potentials that are rough."""
+def test_most_tiles_of_curves_are_left_out_and_no_entry_that_is_cheap() -> None:
+    """Several runs of row tiles, each with a part that is not whole."""
     rng = np.random.default_rng(0)
     (x, n), (y, k) = ((rng.uniform(0, 40, size=size), size) for size in (2100, 4300))
     U, V = (torch.from_numpy(np.stack((np.cos(t), np.sin(t), t), 1)) for t in (x, y))
-    extra = torch.from_numpy(rng.uniform(size=(n, k)) / 100) if stored else None
-    cost = FactoredCost(U.square().sum(1), V.square().sum(1), U, V, extra)
-    C, dual = cost.rows(slice(None)), torch.from_numpy(rng.normal(size=k)) / 10
-    order = Order(*(torch.from_numpy(np.argsort(t)) for t in (x, y)))
-    looked, costs = [], _RowRun.costs
-    monkeypatch.setattr(_RowRun, "costs", lambda run, tile, kept: looked.append(len(kept)) or costs(run, tile, kept))
-    least = (C - dual).amin(1)
-    found, nearest = PricedCost.of(cost, order).c_transform(least + torch.from_numpy(rng.normal(size=n)), dual)
-    torch.testing.assert_close(found, least, rtol=1e-12, atol=1e-12)
-    assert torch.equal(nearest, (C - dual).argmin(1))
-    assert sum(looked) < 0.5 * (n // TILE) * (k // TILE)
-    ordered = PricedCost.of(cost, order)
-    expected = np.flatnonzero((C - least[:, None] - dual <= 1e-3).numpy().ravel())
-    assert set(expected) <= set(ordered.entries_below(least, dual, 1e-3))
-    assert len(ordered.entries_below(least - 1.0, dual, -1.0)) == 0
-    cheap = ordered.cheapest_entries(least + torch.from_numpy(rng.normal(size=n)), dual)
-    assert set(cheap // k) == set(range(n))
-    assert np.array_equal(cheap, ordered.cheapest_entries(least, dual)), "whatever row potentials are given"
+    cost = FactoredCost(U.square().sum(1), V.square().sum(1), U, V)
+    C, dual = cost.rows(slice(None)).numpy(), rng.normal(size=k) / 10
+    ordered = TiledCost.of(cost, Order(*(torch.from_numpy(np.argsort(t)) for t in (x, y))))
+    least = (C - dual).min(1)
+    found, nearest = ordered.c_transform(dual)
+    np.testing.assert_allclose(found, least, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(nearest, (C - dual).argmin(1))
+    looked = sum(costs.numel() for _, _, costs in ordered._blocks(0 * least, dual, 0.0, True))
+    assert looked < 0.5 * n * k
+    expected = np.flatnonzero(C - least[:, None] - dual <= 1e-3)
+    assert set(expected) <= set(ordered.below((least, dual), 1e-3))
+    assert len(ordered.below((least - 1.0, dual), -1.0)) == 0
+    assert set(ordered.cheapest(dual) // k) == set(range(n))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -142,11 +137,10 @@ def test_bounds_allow_for_the_rounding_of_what_cancels(seed: int) -> None:
     v -= (v @ u) / (u @ u) * u * (1 - 1e-3)
     U, V = (torch.from_numpy(np.repeat(side[None], size, 0)) for side, size in ((u, n), (v, k)))
     cost = FactoredCost(torch.zeros(n).double(), torch.zeros(k).double(), U, V)
-    dual = torch.from_numpy(rng.normal(size=k) * 1e-4)
-    least = (cost.rows(slice(None)) - dual).amin(1)
-    rough = least + torch.from_numpy(rng.normal(size=n) * 1e-4)
-    found, nearest = PricedCost.of(cost, Order(torch.arange(n), torch.arange(k))).c_transform(rough, dual)
-    torch.testing.assert_close(found, least, rtol=0, atol=1e-12)
+    dual = rng.normal(size=k) * 1e-4
+    least = (cost.rows(slice(None)).numpy() - dual).min(1)
+    found, nearest = TiledCost.of(cost, Order(torch.arange(n), torch.arange(k))).c_transform(dual)
+    np.testing.assert_allclose(found, least, rtol=0, atol=1e-12)
     assert (nearest == dual.argmax()).all()
 
 
@@ -159,8 +153,8 @@ def test_a_union_of_positions_is_ascending_and_has_each_once() -> None:
 
 def test_many_entries_as_cheap_are_not_all_taken() -> None:
     zeros = [torch.zeros(shape, dtype=torch.float64) for shape in ((500,), (400,), (500, 2), (400, 2))]
-    ordered = PricedCost.of(FactoredCost(*zeros), Order.of(FactoredCost(*zeros)))
-    assert len(ordered.cheapest_entries(zeros[0], zeros[1])) <= 9 * 6 * 500
+    ordered = TiledCost.of(FactoredCost(*zeros), Order.of(FactoredCost(*zeros)))
+    assert len(ordered.cheapest(np.zeros(400))) <= 9 * 6 * 500
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -168,17 +162,16 @@ def test_a_priced_vertex_is_the_optimum_of_all_entries(linear_problems: str, equ
     rng = np.random.default_rng(1)
     for n, k in SIZES:
         cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, equal)
-        order, start = Order.of(cost), torch.zeros(k, dtype=torch.float64)
-        ordered = PricedCost.of(cost, order)
-        entries = north_west_corner(order, torch.from_numpy(rng.integers(n, size=k)), p, q)
-        found = price_out(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+        order, given = Order.of(cost), (p.numpy(), q.numpy())
+        entries = north_west_corner(*given, order, rng.integers(n, size=k))
+        found = solve_transport(TiledCost.of(cost, order), *given, np.zeros(k), entries)
         C = cost.rows(slice(None)).numpy()
-        best = transport(C, p.numpy(), q.numpy(), [np.zeros(k)]).plan
+        best = best_plan(C, *given)
         value = float((found.plan.toarray() * C).sum())
         assert value == pytest.approx(float((best.toarray() * C).sum()), abs=1e-7)
         a, b = found.duals
-        assert float((cost.rows(slice(None)) - a[:, None] - b).min()) > -1e-7
-        assert float(p @ a + q @ b) == pytest.approx(value, abs=1e-7)
+        assert float((C - a[:, None] - b).min()) > -1e-7
+        assert float(given[0] @ a + given[1] @ b) == pytest.approx(value, abs=1e-7)
         assert np.abs(found.plan.sum(1) - p.numpy()).max() < 1e-15
         assert np.abs(found.plan.sum(0) - q.numpy()).max() < 1e-15
 
@@ -193,10 +186,12 @@ def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: st
     plan = torch.outer(p, q) * torch.from_numpy(rng.uniform(0.5, 1.5, size=(90, 110)))
     cost, dual = gradient(DenseCoupling(plan), p), torch.zeros(110, dtype=torch.float64)
     order = Order.of(cost)
-    start = VertexStart(cost, (c_transform(cost, dual, q), dual), north_west_corner(order, plan.argmax(0), p, q))
-    end, _ = descend_between_factors(gradient, start, order, p, q, Loop(Watch(), History(), 100, 1e-6, 1e-15))
+    start = cost, dual, north_west_corner(p.numpy(), q.numpy(), order, plan.argmax(0).numpy())
+    factored = FactoredProgram(gradient, order, p, q)
+    end, _ = factored.descend_from_vertex(*start, Loop(Watch(), History(), 100, 1e-6, 1e-15))
     loop = Loop(Watch(), History(), 100, 1e-6, 1e-15)
-    other, _ = frank_wolfe(gradient, end.plan.to_dense(), dual, TransportPlans(p, q), loop)
+    stored = DenseProgram(gradient, TransportPlans(p, q))
+    other, _ = conditional_gradient(stored, end.plan.to_dense(), dual, loop)
     assert end.value == pytest.approx(other.value, rel=1e-5)
     assert end.gap <= 1e-6 * end.value
     assert len(end.plan.mass) < 3 * (90 + 110)
@@ -281,16 +276,10 @@ def test_flows_of_masses_that_integers_hardly_hold(kind: str, monkeypatch: pytes
     if kind == "two clusters":  # far apart: no cheap entry leads from one to the other
         for factor, group in zip((cost.U, cost.V), groups, strict=True):
             factor[:, 0] = torch.from_numpy(np.where(group, 30.0, -30.0))
-    sides = torch.from_numpy(p), torch.from_numpy(q)
-    order, start = Order.of(cost), torch.zeros(k, dtype=torch.float64)
-    ordered, ends = PricedCost.of(cost, order), []
-    entries = np.union1d(
-        north_west_corner(order, torch.zeros(k, dtype=torch.int64), *sides),
-        ordered.cheapest_entries(sides[0] * 0, start),
-    )
+    ordered, ends = TiledCost.of(cost, Order.of(cost)), []
     for most in (0, 10**9):
         monkeypatch.setattr(solver, "MOST_MASSES", most)
-        found = price_out(ordered, *sides, factored_transport(ordered, *sides, start, entries))
+        found = solve_transport(ordered, p, q, np.zeros(k))
         assert np.abs(found.plan.sum(1) - p).max() < 1e-15
         assert np.abs(found.plan.sum(0) - q).max() < 1e-15
         ends.append(float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()))
@@ -300,13 +289,10 @@ def test_flows_of_masses_that_integers_hardly_hold(kind: str, monkeypatch: pytes
 def test_sides_of_very_different_sizes(linear_problems: str) -> None:
     rng = np.random.default_rng(7)
     for n, k in ((20, 1500), (1500, 20)):
-        cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, True)
-        order = Order.of(cost)
-        ordered, start = PricedCost.of(cost, order), torch.zeros(k, dtype=torch.float64)
-        entries = north_west_corner(order, torch.zeros(k, dtype=torch.int64), p, q)
-        found = price_out(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+        cost, given = random_cost(n, k, rng), tuple(mass.numpy() for mass in masses(n, k, rng, True))
+        found = solve_transport(TiledCost.of(cost, Order.of(cost)), *given, np.zeros(k))
         C = cost.rows(slice(None)).numpy()
-        best = transport(C, p.numpy(), q.numpy(), [np.zeros(k)]).plan
+        best = best_plan(C, *given)
         assert float((found.plan.toarray() * C).sum()) == pytest.approx(float((best.toarray() * C).sum()), abs=1e-7)
 
 
@@ -314,10 +300,7 @@ def test_costs_that_are_all_alike_are_priced(linear_problems: str) -> None:
     rng = np.random.default_rng(8)
     cost, (p, q) = random_cost(200, 300, rng), masses(200, 300, rng, False)
     cost = FactoredCost(cost.a, cost.b, cost.U * 0, cost.V * 0)
-    order, start = Order.of(cost), torch.zeros(300, dtype=torch.float64)
-    ordered = PricedCost.of(cost, order)
-    entries = north_west_corner(order, torch.zeros(300, dtype=torch.int64), p, q)
-    found = price_out(ordered, p, q, factored_transport(ordered, p, q, start, entries))
+    found = solve_transport(TiledCost.of(cost, Order.of(cost)), p.numpy(), q.numpy(), np.zeros(300))
     expected = float(cost.a @ p + cost.b @ q)
     assert float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()) == pytest.approx(expected, abs=1e-12)
 
@@ -326,7 +309,7 @@ def test_what_streamed_is_kept_where_no_vertex_is_found(monkeypatch: pytest.Monk
     def fails(*_: object) -> None:
         raise TransportError("no")
 
-    monkeypatch.setattr(vertex_levels, "descend_between_factors", fails)
+    monkeypatch.setattr(FactoredProgram, "descend_from_vertex", fails)
     result = quietly(gw_align, *SPIRALS, distances="landmark", epsilon=0, options=STREAMING, random_state=0)
     assert result.status.name == "TRANSPORT"
     assert result.marginal_error < 1e-6
@@ -439,16 +422,14 @@ def test_prices_that_have_not_settled_leave_a_bound_that_holds(monkeypatch: pyte
     p, q = masses(150, 170, rng, equal=True)
     monkeypatch.setattr(solver, "MOST_MASSES", 0)
     gaps = {}
-    monkeypatch.setattr(minimum_cost_flow_module, "ROUNDS", 1)
-    for visits in (0, 3000, 2**24):  # no round, one or two, until no path grows shorter
+    for visits in (0, 2**24):  # no round, until no path grows shorter
         monkeypatch.setattr(minimum_cost_flow_module, "VISITS", visits)
         found = quietly(gw_align, x, y, epsilon=0, options=STREAMING, random_state=0)
         cost = ExactGradient(x, y, p, q)(DenseCoupling(torch.as_tensor(found.plan)), p).rows(slice(None)).numpy()
-        lowest = float((transport(cost, p.numpy(), q.numpy(), [np.zeros(170)]).plan.toarray() * cost).sum())
+        lowest = float((best_plan(cost, p.numpy(), q.numpy()).toarray() * cost).sum())
         true = float((cost * np.asarray(found.plan)).sum()) - lowest
         gaps[visits] = found.certificate.stationarity, true, found.value
     assert all(stated >= true - 1e-12 for stated, true, _ in gaps.values())
-    assert gaps[3000][0] > 0.01 * gaps[3000][2]  # prices are far from settled, and it says so
     assert gaps[0][2] <= 1.1 * gaps[2**24][2]
     assert gaps[2**24][0] <= 1e-6 * gaps[2**24][2]
 
@@ -460,11 +441,12 @@ def test_vertices_between_cells_lead_to_those_of_all_points(n: int, k: int, monk
     whole = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)
     asked = []
 
-    def followed(*arguments: Any) -> Any:
-        asked.append(len(arguments[3]) + len(arguments[4]))
-        return descend_between_factors(*arguments)
+    def followed(program: FactoredProgram, *arguments: Any) -> Any:
+        asked.append(len(program.p) + len(program.q))
+        return descend(program, *arguments)
 
-    monkeypatch.setattr(vertex_levels, "descend_between_factors", followed)
+    descend = FactoredProgram.descend_from_vertex
+    monkeypatch.setattr(FactoredProgram, "descend_from_vertex", followed)
     for module in (solver, vertex_levels):
         monkeypatch.setattr(module, "MOST_MASSES", 300)
     found = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)

@@ -29,7 +29,7 @@ from torchgw.request.limits import (
 )
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.runtime.surroundings import isolate
-from torchgw.solvers.factored_transport import has_vertex_solver
+from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.spaces.device_neighbours import build_bytes
 from torchgw.types import AUTO, Epsilon
 

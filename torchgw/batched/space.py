@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import draw
 from torchgw.search.initial_guesses import compute_profiles, leading_modes
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells
 from torchgw.types import Array
 
 CELLS = (32, 80, 144)
@@ -124,14 +124,14 @@ def prepare_space(distances: Array, mass: Array, seed: int, large: bool = False,
     digest = hashlib.sha256(D.tobytes() + p.tobytes()).digest()
     if large:
         return PreparedSpace(D, p, support, len(mass), (), (), squared, rounding, 0.0, digest, metric)
-    cells = _make_resolutions(D, p, metric)
-    coarse_D, coarse_p = torch.from_numpy(cells[0].distances), torch.from_numpy(cells[0].mass)
+    cells = _make_levels(torch.from_numpy(D), weights, metric)
+    coarse_D, coarse_p = cells[0].distances, cells[0].mass
     values, modes = leading_modes(coarse_D, coarse_p)
     critical = float(values[0].abs()) if len(p) > 1 else 0.0
     drawn = draw(coarse_p, sum(ANCHORS), torch.Generator().manual_seed(seed))
     anchors = [coarse_D[:, index] for index in torch.split(drawn, list(ANCHORS))]
     features = *compute_profiles(coarse_D, coarse_p), modes, *anchors
-    levels = tuple(_make_level(each, critical or 1.0) for each in cells)
+    levels = tuple(_fill_up(each, critical or 1.0) for each in cells)
     return PreparedSpace(
         distances=D,
         mass=p,
@@ -147,52 +147,34 @@ def prepare_space(distances: Array, mass: Array, seed: int, large: bool = False,
     )
 
 
-class Resolution(NamedTuple):
-    """A resolution in float64 and not filled up.
-
-    distances : (n, n) between points or cells, scaled.
-    mass : (n,).
-    parent, share : (n,), as in `Level`.
-    spread : as in `Level`, in units of the distances.
-    """
-
-    distances: Array
-    mass: Array
-    parent: Array
-    share: Array
-    spread: float
-
-
-def _make_resolutions(D: Array, p: Array, metric: bool) -> list[Resolution]:
-    """All resolutions, each nested in the one before."""
+def _make_levels(D: Tensor, p: Tensor, metric: bool) -> list[Level]:
+    """All resolutions in float64 and not filled up, with distances as they are, each nested in the one before."""
     n = len(p)
-    tree = linkage(squareform(D, checks=False), "ward") if metric and n > WORTHWHILE * CELLS[0] else None
-    found, before = [], np.zeros(n, dtype=np.int64)
-    for cells in (*CELLS, n):
-        whole = tree is None or n <= WORTHWHILE * cells
-        label = np.arange(n) if whole else fcluster(tree, cells, "maxclust").astype(np.int64) - 1
-        m = np.bincount(label, p)
-        parent = np.zeros(len(m), dtype=np.int64)
+    tree = linkage(squareform(D.numpy(), checks=False), "ward") if metric and n > WORTHWHILE * CELLS[0] else None
+    found, before = [], torch.zeros(n, dtype=torch.int64)
+    for wanted in (*CELLS, n):
+        whole = tree is None or n <= WORTHWHILE * wanted
+        label = torch.arange(n) if whole else torch.from_numpy(fcluster(tree, wanted, "maxclust").astype(np.int64) - 1)
+        cells = Cells(label, int(label.max()) + 1)
+        to_cells = D if whole else cells.means(D, p).T
+        between = D if whole else cells.means(to_cells, p)
+        mass, parent = cells.sums(p), torch.zeros(cells.count, dtype=torch.int64)
         parent[label] = before
-        to_cells = between = D
-        if not whole:
-            partition, weights = Cells(torch.from_numpy(label), len(m)), torch.from_numpy(p)
-            means = partition.means(torch.from_numpy(D), weights).T
-            to_cells, between = means.numpy(), partition.means(means, weights).numpy()
-        spread = float(np.sqrt((p[:, None] * np.square(to_cells - between[label]) * m).sum()))
-        found.append(Resolution(between, m, parent, m / np.bincount(parent, m)[parent], spread))
+        share = mass / Cells(parent, cells.count).sums(mass)[parent]
+        spread = float((p[:, None] * (to_cells - between[label]).square() * mass).sum().sqrt())
+        found.append(Level(cells.count, spread, between, mass, parent, share))
         before = label
     return found
 
 
-def _make_level(cells: Resolution, critical: float) -> Level:
-    """In float32, filled up to a multiple of 16."""
-    n = len(cells.mass)
+def _fill_up(cells: Level, critical: float) -> Level:
+    """In float32, filled up to a multiple of 16, and over the critical distance."""
+    n = cells.size
     size = -(-n // MULTIPLE) * MULTIPLE
     distances, mass = torch.zeros(size, size, dtype=torch.float32), torch.full((size,), NO_MASS, dtype=torch.float32)
-    distances[:n, :n] = torch.from_numpy(cells.distances / critical)
-    mass[:n] = torch.from_numpy(cells.mass).clamp_min(LEAST_MASS)
-    parent, share = (_pad_rows(torch.from_numpy(part), size) for part in (cells.parent, cells.share))
+    distances[:n, :n] = cells.distances / critical
+    mass[:n] = cells.mass.clamp_min(LEAST_MASS)
+    parent, share = _pad_rows(cells.parent, size), _pad_rows(cells.share, size)
     return Level(n, cells.spread / critical, distances, mass, parent.to(torch.int64), share)
 
 

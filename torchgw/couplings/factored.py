@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import largest_entries
 from torchgw.kernels.blocks import ON_GPU, parts
 from torchgw.kernels.softmin_tiles import separable
-from torchgw.kernels.tiles import UNIT, Tiles, centres, inverse_permutation
+from torchgw.kernels.tiles import UNIT, Tiles, centres, inverse_permutation, tile_radii
 
 TILE = 64
 AT_ONCE = 2**24  # scores of points and centres that are held at once
@@ -153,7 +153,7 @@ class FactoredPlan:
         largest entries of these; none where fewer columns are kept."""
         unit = self.size if self.tiles is None else self.tiles.size
         b = centres(self.B, self.size)
-        reach, highest = self._tile_radii(self.B, b), self._tile_maxima(self.y[:, None])[:, 0]
+        reach, highest = tile_radii(self.B, b, self.size), self._tile_maxima(self.y[:, None])[:, 0]
         ends = torch.arange(-(-len(self.A) // unit) + 1, device=rows.device) * unit
         bounds = torch.searchsorted(rows[present], ends).tolist()
         for tile, (start, stop) in enumerate(pairwise(bounds)):
@@ -205,7 +205,7 @@ class FactoredPlan:
     def bounds(self) -> Tensor:
         """What the entries of each tile are at most, (N / size, K / size); O((N K / size) r)."""
         a, b = (centres(side, self.size) for side in (self.A, self.B))
-        far = torch.outer(self._tile_radii(self.A, a), self._tile_radii(self.B, b))
+        far = torch.outer(tile_radii(self.A, a, self.size), tile_radii(self.B, b, self.size))
         step = max(AT_ONCE // (len(b) * self.size), 1) * self.size
         pairs = zip(torch.split(self.A, step), torch.split(self.f, step), strict=True)
         rows = torch.cat([self._tile_maxima(torch.addmm(f[:, None], A, b.T)) for A, f in pairs])
@@ -225,10 +225,6 @@ class FactoredPlan:
         missing = -len(block) % self.size
         whole = torch.cat((block, block[-1:].expand(missing, -1))) if missing else block
         return whole.view(-1, self.size, block.shape[1]).amax(1)
-
-    def _tile_radii(self, side: Tensor, centre: Tensor) -> Tensor:
-        far = torch.linalg.vector_norm(side - centre.repeat_interleave(self.size, 0)[: len(side)], dim=1)
-        return self._tile_maxima(far[:, None])[:, 0]
 
     def entries_above(
         self, u: Tensor, v: Tensor, bounds: Tensor, slack: float = 0.0

@@ -44,6 +44,11 @@ class Rounding(NamedTuple):
     y: Tensor
     marginal_errors: Tensor
 
+    def apply_to(self, coupling: PotentialCoupling) -> PotentialCoupling:
+        """The rounded plan, still factored; O((N + K) r)."""
+        scaled = coupling.rescale(self.row, self.column)
+        return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, self.x, self.y)
+
 
 def compute_rounding(plan: Coupling, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
     """The rounding of a plan onto its hard marginals p (N,), q (K,); four products at the most.
@@ -96,29 +101,12 @@ def residuals(rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, marginals: Ma
     return torch.stack(missed) if missed else rows.new_empty(0)
 
 
-def round_to_marginals(
-    coupling: PotentialCoupling,
-    p: Tensor,
-    q: Tensor,
-    stored: Coupling | None = None,
-    marginals: Marginals = Balanced(),  # noqa: B008
-) -> tuple[PotentialCoupling, Tensor]:
-    """The rounded coupling, still factored, and the L1 marginal errors (m,) that it had before.
-
-    ``stored`` is the same plan where it is at hand as a matrix, for faster products. O((N + K) r) memory.
-    """
-    row, column, x, y, missed = compute_rounding(coupling if stored is None else stored, p, q, marginals)
-    scaled = coupling.rescale(row, column)
-    return PotentialCoupling(scaled.A, scaled.B, scaled.f, scaled.g, x, y), missed
-
-
 @as_cuda_graph("plan")
-def round_plan(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Tensor:
-    """A stored plan (N, K) rounded in place."""
-    if marginals.balanced:
-        return make_feasible(plan, p, q)
-    row, column, x, y, _ = compute_rounding(DenseCoupling(plan), p, q, marginals)
-    return plan.mul_(row[:, None]).mul_(column).addr_(x, y)
+def round_plan(plan: Tensor, p: Tensor, q: Tensor, marginals: Marginals) -> Rounding:
+    """Rounds a stored plan (N, K) in place, and says how."""
+    found = compute_rounding(DenseCoupling(plan), p, q, marginals)
+    plan.mul_(found.row[:, None]).mul_(found.column).addr_(found.x, found.y)
+    return found
 
 
 def make_feasible(plan: Tensor, p: Tensor, q: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     T_ij = 2^(A_i . B_j + f_i + g_j) on the kept tiles, + x_i y_j everywhere
 
 The correction makes the marginals exact for the plan without the tiles that were left out, so what is read of it agrees
-with itself. Tensors are stored in the tile order, in which neighbours are near, see `torchgw.spaces.hierarchy`;
+with itself. Tensors are stored in the tile order, in which neighbours are near, see `torchgw.spaces.coarsening`;
 arguments and results of all methods are in the order of the user's points.
 """
 

@@ -13,7 +13,7 @@ from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.newton import marginal_stiffness
+from torchgw.solvers.entropic import marginal_stiffness
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.types import DistanceProvider

@@ -157,6 +157,12 @@ def centres(A: Tensor, size: int) -> Tensor:
     return torch.cat(parts[: 1 + (whole < len(A))]).to(A.dtype).double()
 
 
+def tile_radii(A: Tensor, centre: Tensor, size: int) -> Tensor:
+    """The largest distance (tiles,) of the rows of each run from its centre, see `centres`."""
+    far = torch.linalg.vector_norm(A - centre.repeat_interleave(size, 0)[: len(A)], dim=1)
+    return torch.nn.functional.pad(far, (0, -len(A) % size)).view(-1, size).amax(1)
+
+
 def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
     """Every tile."""
     rows, columns = -(-n // size), -(-k // size)

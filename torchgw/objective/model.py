@@ -30,7 +30,7 @@ from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells
 from torchgw.types import Carrier, Coupling
 
 HARD_COSTS, HARD_EPSILONS = 2.0, 100.0

@@ -27,9 +27,9 @@ from torchgw.options import SamplingOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.landmark import signed_factors
-from torchgw.spaces.quantisation import choose_landmarks
-from torchgw.types import Carrier, Coupling, DistanceProvider
+from torchgw.types import Coupling, DistanceProvider
 
 
 @storable
@@ -84,8 +84,8 @@ class Control(NamedTuple):
 def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Control:
     """Signed Nystrom factors from ``count`` farthest-point landmarks; O(N count) memory, ``count`` rows."""
     chosen = choose_landmarks(space, mass, "farthest", count, generator)
-    columns = chosen.rows.T.double()
-    F, signs = (side.to(mass) for side in signed_factors(columns, columns[chosen.index].cpu().numpy()))
+    columns = chosen.features.T.double()
+    F, signs = (side.to(mass) for side in signed_factors(columns, columns[chosen.medoids].cpu().numpy()))
     return Control(F, signs, factored_mean_squares(F, signs, mass))
 
 
@@ -141,7 +141,8 @@ class SampledGradient:
             controls, mass = self.controls, 1.0 if q is None else p.sum()
             if q is not None:
                 controls = self.controls[0].with_mass(p / mass), self.controls[1].with_mass(q / mass)
-            found = apply_control(cost, self.anchors, coupling, *controls, mass)
+            expected = controls[0].F.T @ coupling.apply(controls[1].F, 1) / mass
+            found = apply_control(cost, self.anchors, expected, *controls)
         self.window.append(found)
         average = average_samples(self.window, self.options.cost_ema).cost(self.controls)
         return average if q is None else FactoredCost.weighted_sum([average], [p.sum()])
@@ -158,15 +159,12 @@ def average_samples(window: Sequence[Sample], newest: float) -> Sample:
     return Sample(anchored, torch.stack(cores).sum(0) if cores else None)
 
 
-def apply_control(
-    cost: FactoredCost, anchors: Anchors, coupling: Carrier, x: Control, y: Control, mass: float | Tensor = 1.0
-) -> Sample:
+def apply_control(cost: FactoredCost, anchors: Anchors, expected: Tensor, x: Control, y: Control) -> Sample:
     """The sampled cost with the landmarks' part of it replaced by its expectation; the rank grows by theirs.
 
-    Per unit of the plan's ``mass``, as anchors see it.
+    ``expected`` is F^T T G (r, r') of the controls' factors, for the plan T over its mass.
     """
     i, j, m = anchors.rows, anchors.columns, len(anchors.rows)
-    expected = x.F.T @ coupling.apply(y.F, 1) / mass
     core = x.signs[:, None] * (expected - x.F[i].T @ y.F[j] / m) * y.signs
     near_x, near_y = (side.F @ (side.F[index] * side.signs).T for side, index in ((x, i), (y, j)))
     a = cost.a + x.mean_squares - near_x.square().mean(1)

@@ -25,7 +25,7 @@ from torchgw.objective.model import Model
 from torchgw.options import GWOptions, SpaceOptions
 from torchgw.request.combinations import Fact, fact_of_space, find_exclusion, is_standard
 from torchgw.search.basins import MOST_CONTEST_PAIRS
-from torchgw.solvers.factored_transport import has_vertex_solver
+from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.solvers.problem import Kernels
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes

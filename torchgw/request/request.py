@@ -80,11 +80,10 @@ from torchgw.request.spaces import (
 from torchgw.request.support import Support
 from torchgw.runtime.ranks import ranks_of
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import to_host
-from torchgw.solvers.factored_transport import has_vertex_solver
+from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.solvers.problem import AUTO_START, Kernels, Problem, tolerances_for
+from torchgw.spaces.coarsening import SCATTERED, WIDE, measure_coverage
 from torchgw.spaces.prepare import InputSpace, OnDevice
-from torchgw.spaces.quantisation import SCATTERED, WIDE, choose_few_landmarks, is_along_curves, measure_coverage
 from torchgw.spaces.resolution import explain_from_sample, explain_rounded_coordinates
 from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
@@ -219,11 +218,8 @@ class Request:
         )
         if not (many or ends):
             return math.inf, False
-        sides = [
-            (choose_few_landmarks(space, mass), mass) for space, mass in zip(spaces, self.model.masses, strict=True)
-        ]
-        found = to_host(*measure_coverage(sides))
-        return max(map(float, found[::3])), many and is_along_curves(self.shape, found)
+        widest, along_curves = measure_coverage(spaces, self.model.masses)
+        return widest, many and along_curves
 
     def _choose_ending(self, widest: float) -> Request:
         """The same request; between many points that are no curves, dense where they are scattered, and without

@@ -87,8 +87,8 @@ class MatchMixin(Readable):
         -----
         The total is the highest for plans of up to 2^25 entries, for all stored plans and for plans of few entries. Of
         others, dual potentials that are checked on all pairs of points give ``bound``, which no assignment exceeds.
-        The search ends when ``gap`` is within the tolerance, or after six rounds: look at ``gap``. Each round finds the
-        best assignment among some candidates of each point, by an auction.
+        The search ends when ``gap`` is within the tolerance, or after twenty rounds: look at ``gap``. Each round finds
+        the best assignment among some candidates of each point, of many points by OR-tools where it is installed.
         """
         limit = validate.real("tolerance", tolerance, above=0.0)
         found = assign(as_block_coupling(self.coupling, "one_to_one"), limit)

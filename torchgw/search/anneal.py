@@ -7,10 +7,9 @@ product plan. Plans that agree are one basin; its count says how many starts fou
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,6 @@ from torch import Tensor
 from torchgw.couplings.rounding import make_feasible
 from torchgw.kernels import LOG2E, small_transport
 from torchgw.kernels.dispatch import Workload
-from torchgw.kernels.logsumexp import LOWEST_EXPONENT, logsumexp2_
 from torchgw.kernels.small_transport import Solve
 from torchgw.objective.exact import PairLoss
 from torchgw.objective.linearise import Moments, energy, linearise, moments_of
@@ -32,16 +30,9 @@ from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.initial_guesses import SHARPNESS, draw_ahead, draw_random_plans, make_start_costs
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
-from torchgw.sinkhorn.scaling import balance, scale_plans
-from torchgw.sinkhorn.sides import MarginalConstraint, log_total, translation
-from torchgw.spaces.quantisation import (
-    KINDS,
-    Landmarks,
-    choose_landmarks,
-    is_along_curves,
-    measure_coverage,
-    unlikeness,
-)
+from torchgw.sinkhorn.scaling import solve_plans
+from torchgw.sinkhorn.sides import MarginalConstraint
+from torchgw.spaces.coarsening import KINDS, Coarsening, choose_landmarks, coverage, unlikeness
 from torchgw.types import DistanceProvider
 
 HOT = (0.5, 0.2, 0.1, 0.05, 0.03)
@@ -70,8 +61,8 @@ class LandmarkSolution:
     epsilon : what they were solved at.
     """
 
-    source: Landmarks
-    target: Landmarks
+    source: Coarsening
+    target: Coarsening
     plan: Tensor
     f: Tensor
     g: Tensor
@@ -133,17 +124,17 @@ class LandmarkProblem:
     solve : of batches of linear problems under hard marginals.
     """
 
-    x: Landmarks
-    y: Landmarks
+    x: Coarsening
+    y: Coarsening
     model: Model
     loss: PairLoss
     linear: FactoredCost | None
     solve: Solve
 
     @classmethod
-    def of(cls, x: Landmarks, y: Landmarks, model: Model, backend: str = "eager") -> LandmarkProblem:
+    def of(cls, x: Coarsening, y: Coarsening, model: Model, backend: str = "eager") -> LandmarkProblem:
         """``model`` is that of all points."""
-        small = model.restrict(x.index, y.index, x.mass, y.mass)
+        small = model.restrict(x.medoids, y.medoids, x.mass, y.mass)
         loss = PairLoss.of(model.loss, x.distances, y.distances)
         workload = Workload(x.mass.device, x.distances.dtype, (len(x.mass), len(y.mass)))
         solve = small_transport.choose(backend, workload).function.solve
@@ -152,18 +143,7 @@ class LandmarkProblem:
     @property
     def without_rows(self) -> LandmarkProblem:
         """The same without what landmarks are to other points, and without what it has cached."""
-        return replace(self, x=self.x.without_rows, y=self.y.without_rows)
-
-    @cached_property
-    def product_energy(self) -> Tensor:
-        """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan
-        is lower."""
-        return compute_product_energy(self.without_rows)
-
-    @property
-    def temperature_unit(self) -> float:
-        """Its number."""
-        return float(self.product_energy)
+        return replace(self, x=self.x.alone, y=self.y.alone)
 
     @cached_property
     def shares(self) -> tuple[Tensor, Tensor]:
@@ -181,20 +161,24 @@ class LandmarkProblem:
         """Base-2 logarithms of the masses."""
         return self.x.mass.log2(), self.y.mass.log2()
 
-    def make_start_constraints(self) -> tuple[MarginalConstraint, MarginalConstraint]:
-        """Sides of a start's linear problem, which has no scale of its own to relax a marginal by."""
-        total = self.model.marginals.total
-        p, q = self.log_masses if total else (share.log2() for share in self.shares)
-        return MarginalConstraint(p, total=total), MarginalConstraint(q, total=total)
-
     def linearise_plans(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
-        model, rows, columns = self.model, plans.sum(-1), plans.sum(-2)
+        model, moments = self.model, None
+        rows, columns = model.masses if model.has_hard_marginals else (plans.sum(-1), plans.sum(-2))
         cost = self.loss.cost(plans, rows, columns)
-        moments = moments_of(model, cost, self.linear, plans, rows, columns) if model.marginals.free_mass else None
+        if model.marginals.free_mass:
+            moments = moments_of(model, cost, self.linear, plans, rows, columns)
         cost = linearise(model, cost, self.linear, moments)
         sides = model.constraints_from_logs(*self.log_masses, epsilon, *cost.offsets(epsilon))
         return cost.stored_score(epsilon), *sides
+
+    def solve_plans(
+        self, score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Plans of scores (B, L, L') and their potentials after some iterations from warm ones."""
+        if row.is_hard and column.is_hard:
+            return self.solve(score, row.log_mass, column.log_mass, f, g, n_iter)
+        return solve_plans(score, row, column, f, g, n_iter)
 
     def round_plans(self, plans: Tensor) -> Tensor:
         """Plans (B, L, L') rounded, in place, onto the masses, where these are the marginals."""
@@ -222,49 +206,39 @@ def find_coarse_basins(
 ) -> LandmarkBasins:
     """The basins of each kind of landmarks; masses (N,), (K,) in the dtype of the spaces.
 
-    One kind is enough where landmarks are all points, and where points lie on curves that it stands for and one of its
-    basins stands out.
+    One kind is enough where landmarks are all points, and where one of its basins stands out.
     """
-    (source, target), (p, q) = spaces, masses
-    largest = max(len(p), len(q))
+    largest = max(map(len, masses))
     small = largest <= options.n_landmarks
     # Where the landmarks are all points, starts cost little, and their problem is the whole problem.
     times = min(max(options.n_landmarks // largest, 1), MOST_TIMES)
     count = len(KINDS) * options.n_starts * times if small else options.n_starts
     kept = (SMALL_KEPT if small else KEPT) * options.n_basins
-    found, begun, read = list[list[CoarseBasin]](), list[CoolingState](), tuple[Tensor, ...]()
-    named = model.points or (None, None)
-
-    @cache
-    def lies_along_curves() -> bool:
-        return is_along_curves((len(p), len(q)), read[:-2])
-
-    # A GPU has kinds side by side, for which it waits once: the last ones, and all where one is not enough.
-    for kinds in (KINDS[:1], KINDS[1:]) if p.is_cuda else [(kind,) for kind in KINDS]:
-        problems = []
+    found, read = list[list[CoarseBasin]](), tuple[Tensor, ...]()
+    for kinds in (KINDS[:1], KINDS[1:]):  # side by side, as a GPU waits once then
+        problems = list[LandmarkProblem]()
         for kind in kinds:
-            x = choose_landmarks(source, p, kind, options.n_landmarks, generator, first[0], named[0])
-            y = choose_landmarks(target, q, kind, options.n_landmarks, generator, first[1], named[1])
+            sides = zip(spaces, masses, first, model.points or (None, None), strict=True)
+            x, y = (
+                choose_landmarks(space, mass, kind, options.n_landmarks, generator, begin, points)
+                for space, mass, begin, points in sides
+            )
             problems.append(LandmarkProblem.of(x, y, model, backend))
-        measures = [] if read else _measure_spaces(((x, p), (y, q)))
-        with threads_for(count * len(x.index) * len(y.index)):
-            more, told = begin_searches(problems, epsilon, count, kept, generator, measures)
-            begun, read = begun + more, read or told
-            if p.is_cuda and len(begun) == 1 and not (small or lies_along_curves()):
-                continue
+        measures = [] if read else _measure_spaces(tuple(zip((x, y), masses, strict=True)))
+        with threads_for(count * x.count * y.count):
+            begun, told = begin_searches(problems, epsilon, count, kept, generator, measures)
             found += cool_basins(begun, kept)
-        begun = []
-        apart = is_clear_minimum([basin.energy for basin in found[0]], NEAR)
-        if small or (len(found) == 1 and apart and lies_along_curves()):
+        read = read or told
+        if small or is_clear_minimum([basin.energy for basin in found[0]], NEAR):
             break
     named_kinds = dict(zip([ALL] if small else KINDS, found, strict=False))
-    return LandmarkBasins(named_kinds, max(map(float, read[:-2:3])), max(map(float, read[-2:])))
+    return LandmarkBasins(named_kinds, max(map(float, read[::2])), max(map(float, read[1::2])))
 
 
 @as_cuda_graph()
-def _measure_spaces(sides: tuple[tuple[Landmarks, Tensor], ...]) -> list[Tensor]:
-    """What `measure_coverage` returns for both spaces, and their unlikeness."""
-    return [*measure_coverage(sides), *(unlikeness(*side) for side in sides)]
+def _measure_spaces(sides: tuple[tuple[Coarsening, Tensor], ...]) -> list[Tensor]:
+    """The coverage and the unlikeness of each space."""
+    return [measure(*side) for side in sides for measure in (coverage, unlikeness)]
 
 
 def find_landmark_basins(
@@ -287,7 +261,13 @@ def begin_searches(
     count = max(n_starts - 1, 1)
     # On a GPU the few points come to the host: eigenvectors of so small a matrix take it longer.
     few = [
-        (each.x.distances, each.y.distances, *each.shares, each.product_energy, *draw_ahead(count, generator))
+        (
+            each.x.distances,
+            each.y.distances,
+            *each.shares,
+            compute_product_energy(each.without_rows),
+            *draw_ahead(count, generator),
+        )
         for each in problems
     ]
     read, width = to_host(*(tensor for each in few for tensor in each), *asked), len(few[0])
@@ -295,43 +275,39 @@ def begin_searches(
     for place, problem in enumerate(problems):
         DX, DY, p, q, height, *ahead = read[place * width : (place + 1) * width]
         costs, unit = make_start_costs(DX, DY, p, q, count, generator, *ahead), float(height)
-        batch, looks = _search_starts(problem, costs, unit, epsilon, n_kept, generator)
+        random, mass = None, problem.x.mass
+        if not problem.model.has_hard_marginals:
+            random = draw_random_plans(problem.product, len(costs) // RANDOM, generator)
+        size = 1 + len(costs) + (0 if random is None else len(random))
+        shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
+        levels = to_device((unit * shares).to(mass.dtype).clamp_min_(epsilon), mass.device)
+        batch, looks = _anneal_guesses(problem.without_rows, to_device(costs, mass.device), random, levels, n_kept)
         ends = max(COLD[-1] * unit, epsilon), max(epsilon, COLDEST * unit)
         begun.append(CoolingState(problem, batch, looks.firsts, *ends, looks.label))
     return begun, read[width * len(problems) :]
 
 
-def _search_starts(
-    problem: LandmarkProblem, costs: Tensor, unit: float, epsilon: float, n_kept: int, generator: torch.Generator
-) -> tuple[Batch, GroupLabels]:
-    """The product plan, the plans of start costs and, where a marginal may give way, random ones, annealed to the last
-    of the temperatures, and at most ``n_kept`` groups of them; ``unit`` is `LandmarkProblem.temperature_unit`."""
-    random = (
-        None
-        if problem.model.has_hard_marginals
-        else draw_random_plans(problem.product, len(costs) // RANDOM, generator)
-    )
-    size, mass = 1 + len(costs) + (0 if random is None else len(random)), problem.x.mass
-    shares = torch.tensor([HOT, COLD], dtype=torch.float64)[torch.arange(size) % 2].T.contiguous()
-    steps = (unit * shares).to(mass.dtype).clamp_min_(epsilon)
-    return _anneal_guesses(
-        problem.without_rows, to_device(costs, mass.device), random, to_device(steps, mass.device), n_kept
-    )
-
-
 @as_cuda_graph()
 def _anneal_guesses(
-    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, steps: Tensor, n_kept: int
+    problem: LandmarkProblem, costs: Tensor, random: Tensor | None, levels: Tensor, n_kept: int
 ) -> tuple[Batch, GroupLabels]:
-    batch = make_start_batch(problem, costs, random)
-    for step in steps:
-        batch = anneal_batch(problem, batch, step, *SEARCH_STEPS)
+    """The product plan, the plans of start costs and random ones at temperatures (m, B) in turn, and at most ``n_kept``
+    groups of them."""
+    f, g = (side.expand(len(costs), -1) for side in problem.log_masses)
+    # The linear problem of a start has no scale of its own to relax a marginal by.
+    total, shares = problem.model.marginals.total, (share.log2() for share in problem.shares)
+    row, column = (MarginalConstraint(side, total=total) for side in (problem.log_masses if total else shares))
+    score = costs.mul(-SHARPNESS * LOG2E)
+    plans = torch.cat((problem.product[None], problem.solve_plans(score, row, column, f, g, FIRST_ITERATIONS)[0]))
+    plans = plans if random is None else torch.cat((plans, random))
+    batch = anneal_batch(problem, batch_without_potentials(problem, plans), levels, *SEARCH_STEPS)
     return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
 @as_cuda_graph()
 def compute_product_energy(problem: LandmarkProblem) -> Tensor:
-    """`LandmarkProblem.product_energy`."""
+    """The product plan's energy (), float64, which temperatures are relative to; 1 where that is zero, and no plan is
+    lower. The problem comes `without_rows`."""
     # Energies of small masses are almost all linear cost, whose weight divides the costs beside epsilon.
     found = problem.energies(problem.product[None])[0].double().abs() / max(float(problem.model.weight(1.0)), 1.0)
     return torch.where(found > torch.finfo(problem.x.mass.dtype).tiny, found, 1.0)
@@ -342,7 +318,7 @@ class CoolingState(NamedTuple):
 
     problem, batch : where they are; ``places`` says which of the batch.
     first_epsilon, epsilon : their temperature, and that which they cool to.
-    label : which of these places each start had ended in, of a batch of starts.
+    label : which of these places each start had ended in (m,).
     """
 
     problem: LandmarkProblem
@@ -350,7 +326,7 @@ class CoolingState(NamedTuple):
     places: Tensor
     first_epsilon: float
     epsilon: float
-    label: Tensor | None = None
+    label: Tensor
 
 
 def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseBasin]]:
@@ -361,23 +337,17 @@ def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseB
         falls = [interpolate_epsilon(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = to_device(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
         ends.append(_cool_plans(problem.without_rows, batch, places, steps, n_kept))
-    found = []
-    groups, labels = fetch_groups(
-        [looks for _, looks in ends], [each.label for each in begun if each.label is not None]
-    )
-    counts = [Counter(label.tolist()) for label in labels] or [Counter[int]()] * len(begun)
-    for (problem, *_, epsilon, _), (batch, _), group, starts in zip(begun, ends, groups, counts, strict=True):
-        found.append(
-            [
-                CoarseBasin(
-                    problem.x, problem.y, batch.plan[i], batch.f[i], batch.g[i], epsilon, group.energies[i],
-                    sum(starts[j] for j in each),
-                )
-                for each in group.groups
-                for i in each[:1]
-            ]
-        )  # fmt: skip
-    return found
+    labels, starts = fetch_labels([labels for _, labels in ends], [each.label for each in begun])
+    return [
+        [
+            CoarseBasin(
+                problem.x, problem.y, batch.plan[first], batch.f[first], batch.g[first], epsilon,
+                float(label.energies[first]), int(torch.isin(start, torch.tensor([first, *same])).sum()),
+            )
+            for first, *same in label.groups
+        ]
+        for (problem, *_, epsilon, _), (batch, _), label, start in zip(begun, ends, labels, starts, strict=True)
+    ]  # fmt: skip
 
 
 @as_cuda_graph()
@@ -385,79 +355,32 @@ def _cool_plans(
     problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor, n_kept: int
 ) -> tuple[Batch, GroupLabels]:
     """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
-    batch = batch[places]
-    for step in steps:
-        batch = anneal_batch(problem, batch, step.expand_as(batch.epsilon), *COOLING)
+    batch = anneal_batch(problem, batch[places], steps, *COOLING)
     batch = replace(batch, plan=problem.round_plans(batch.plan))
     return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 
-def make_start_batch(problem: LandmarkProblem, costs: Tensor, random: Tensor | None) -> Batch:
-    """The product plan, the plans of start costs, and random ones."""
-    score, count = costs.mul(-SHARPNESS * LOG2E), len(costs)
-    f, g = (side.expand(count, -1) for side in problem.log_masses)
-    row, column = problem.make_start_constraints()
-    if row.is_hard and column.is_hard:
-        plan, _, _ = problem.solve(score, row.log_mass, column.log_mass, f, g, FIRST_ITERATIONS)
-    else:
-        plan, _, _ = _solve(score, row, column, f, g, FIRST_ITERATIONS)
-    plans = [problem.product[None], plan]
-    return batch_without_potentials(problem, torch.cat(plans if random is None else [*plans, random]), 1.0)
-
-
-def batch_without_potentials(problem: LandmarkProblem, plans: Tensor, epsilon: float) -> Batch:
+def batch_without_potentials(problem: LandmarkProblem, plans: Tensor) -> Batch:
     """Plans (B, L, L') whose potentials are not known yet."""
     f, g = (side.expand(len(plans), -1) for side in problem.log_masses)
-    return Batch(plans, f, g, plans.new_full((len(plans),), epsilon))
+    return Batch(plans, f, g, plans.new_ones(len(plans)))
 
 
 @as_cuda_graph()
-def anneal_batch(problem: LandmarkProblem, batch: Batch, epsilon: Tensor, n_outer: int, n_inner: int) -> Batch:
-    """``n_outer`` linearisations at temperatures ``epsilon`` (B,), each with ``n_inner`` Sinkhorn iterations."""
-    ratio, (log_p, log_q), model = (batch.epsilon / epsilon)[:, None], problem.log_masses, problem.model
-    f, g, plan = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio), batch.plan
-    for _ in range(n_outer):
-        if model.has_hard_marginals:
-            cost = linearise(model, problem.loss.cost(plan, *model.masses), problem.linear)
-            plan, f, g = problem.solve(cost.stored_score(epsilon), log_p, log_q, f, g, n_inner)
-            continue
-        score, row, column = problem.linearise_plans(plan, epsilon)
-        f, g = row.potential_from_sums(plan.sum(-1), f), column.potential_from_sums(plan.sum(-2), g)
-        plan, f, g = _solve(score, row, column, f, g, n_inner)
-    return Batch(plan, f, g, epsilon)
-
-
-def _solve(
-    score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """A half-step of each side in the log domain, the rest by scaling, where a side is not hard; plans and their
-    potentials."""
-    if column.has_divergence:
-        f = row.potential(logsumexp2_(score + g[..., None, :], -1))
-    g = column.potential(logsumexp2_(score + f[..., :, None], -2))
-    softmin = logsumexp2_(score + g[..., None, :], -1)
-    f = row.potential(softmin)
-    if row.has_divergence or column.has_divergence:
-        t, s = translation(row, column, f, g, log_total(f + softmin))
-        f, g = f + t, g + s
-    kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
-    u, v = balance(kernel, row, column, f, g, n_iter - 1)
-    plan, f, g = scale_plans(kernel, u, v), f + u.log2(), g + v.log2()
-    if row.has_divergence or column.has_divergence:
-        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
-        plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
-    return plan, f, g
-
-
-class PlanGroups(NamedTuple):
-    """Plans that are one basin.
-
-    groups : their places in the batch, lowest energy first in and between groups.
-    energies : of all plans (B,), infinite where they are no numbers.
-    """
-
-    groups: list[list[int]]
-    energies: list[float]
+def anneal_batch(problem: LandmarkProblem, batch: Batch, levels: Tensor, n_outer: int, n_inner: int) -> Batch:
+    """``n_outer`` linearisations at each temperature (m,) or (m, B), each with ``n_inner`` Sinkhorn iterations."""
+    log_p, log_q = problem.log_masses
+    for level in levels:
+        epsilon, plan = level.expand_as(batch.epsilon), batch.plan
+        ratio = (batch.epsilon / epsilon)[:, None]
+        f, g = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio)
+        for _ in range(n_outer):
+            score, row, column = problem.linearise_plans(plan, epsilon)
+            if not problem.model.has_hard_marginals:
+                f, g = row.potential_from_sums(plan.sum(-1), f), column.potential_from_sums(plan.sum(-2), g)
+            plan, f, g = problem.solve_plans(score, row, column, f, g, n_inner)
+        batch = Batch(plan, f, g, epsilon)
+    return batch
 
 
 class GroupLabels(NamedTuple):
@@ -475,6 +398,15 @@ class GroupLabels(NamedTuple):
     label: Tensor
     firsts: Tensor
 
+    @property
+    def groups(self) -> list[list[int]]:
+        """The places in each group, of labels on the host."""
+        found: list[list[int]] = [[] for _ in self.firsts]
+        for place, label in zip(self.order.tolist(), self.label[self.order].tolist(), strict=True):
+            if label < len(found):
+                found[label].append(place)
+        return [group for group in found if group]
+
 
 @as_cuda_graph()
 def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
@@ -484,16 +416,13 @@ def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
     order, flat = torch.argsort(energies), plans.flatten(1)
     flat = (flat / flat.sum(1, keepdim=True).clamp_min(torch.finfo(flat.dtype).tiny))[order]
     left = torch.arange(size, device=flat.device)  # each one's place in the order, beyond all for those in a group
-    table, firsts, after = _agreement_table(flat) if flat.is_cuda else None, list[Tensor](), list[Tensor]()
+    firsts, after = list[Tensor](), list[Tensor]()
     for _ in range(most):
         first = left.amin(0, keepdim=True)
-        if table is not None:
-            same = table.index_select(0, first)[0]
-        elif int(first) < size:  # a CPU does not need the whole table
-            same = (flat - flat[first]).abs().sum(1).le(SAME_PLAN).index_fill(0, first, True)
-        else:
+        if not flat.is_cuda and int(first) == size:  # a GPU does not wait to know
             break
-        left = left.masked_fill(same, size)
+        same = (flat - flat.index_select(0, first.clamp_max(size - 1))).abs().sum(1).le(SAME_PLAN)
+        left = left.masked_fill(same | (left == first), size)  # a plan that is no number agrees with itself, too
         firsts.append(first)
         after.append(left)
     place, label = torch.cat(firsts), torch.empty_like(order)
@@ -501,33 +430,18 @@ def group_plans(plans: Tensor, energies: Tensor, most: int) -> GroupLabels:
     return GroupLabels(energies, order, label, order[torch.where(place < size, place, place[0])])
 
 
-def _agreement_table(flat: Tensor) -> Tensor:
-    """Which plans (B, N K) agree with each, and none that do with one beyond the last: (B + 1, B)."""
-    same = torch.cdist(flat, flat, p=1.0).le(SAME_PLAN)
-    same.fill_diagonal_(True)  # a plan that is no number agrees with itself, too
-    return torch.cat((same, same.new_zeros(1, len(same))))
+def group_into_basins(plans: Tensor, energy: Tensor, most: int) -> list[list[int]]:
+    """Places of one problem's plans in the groups of `group_plans`, the lowest first in and between groups."""
+    (labels,), _ = fetch_labels([group_plans(plans, energy, most)])
+    return labels.groups
 
 
-def group_into_basins(plans: Tensor, energy: Tensor, most: int) -> PlanGroups:
-    """Groups of one problem's plans, see `group_plans`, with counts; `torchgw.batched.solve` has many and must not wait
-    for each."""
-    return fetch_groups([group_plans(plans, energy, most)])[0][0]
-
-
-def fetch_groups(
-    looks: Sequence[GroupLabels], labels: Sequence[Tensor] = ()
-) -> tuple[list[PlanGroups], tuple[Tensor, ...]]:
-    """The groups of several problems' plans on the host, and other ``labels``, in one transfer from a GPU."""
-    read = to_host(*(tensor for each in looks for tensor in each[:3]), *labels)
-    found = []
-    for place in range(len(looks)):
-        energies, order, label = read[3 * place : 3 * place + 3]
-        groups: list[list[int]] = [[] for _ in looks[place].firsts]
-        for each, group in zip(order.tolist(), label[order].tolist(), strict=True):
-            if group < len(groups):
-                groups[group].append(each)
-        found.append(PlanGroups([group for group in groups if group], energies.tolist()))
-    return found, read[3 * len(looks) :]
+def fetch_labels(
+    looks: Sequence[GroupLabels], others: Sequence[Tensor] = ()
+) -> tuple[list[GroupLabels], tuple[Tensor, ...]]:
+    """The groups of several problems' plans on the host, and ``others``, in one transfer from a GPU."""
+    read = to_host(*(tensor for each in looks for tensor in each), *others)
+    return [GroupLabels(*read[place : place + 4]) for place in range(0, 4 * len(looks), 4)], read[4 * len(looks) :]
 
 
 def is_clear_minimum(energies: Sequence[float], share: float) -> bool:

@@ -1,6 +1,6 @@
-"""The search for the basin: landmark problems, a rung of weighted points, and the last comparison on all points.
+"""The search for the basin: landmark problems, more landmarks, and the last comparison on all points.
 
-    landmark basins of each kind -> the best of each, solved on a rung of weighted points where there are many more
+    landmark basins of each kind -> solved between more landmarks, where there are many more points
         -> those that are distinct and near the lowest, compared on all points -> where the loop begins
 
 Without entropy few points are all landmarks, and what the first line finds is compared as it is
@@ -24,6 +24,8 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import APART, Basin
 from torchgw.objective.exact import ExactGradient, mean_squares
+from torchgw.objective.linearise import gradient_of
+from torchgw.objective.model import Model
 from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.runtime.cuda_graphs import as_cuda_graph
@@ -34,6 +36,7 @@ from torchgw.search.anneal import (
     CoarseBasin,
     LandmarkBasins,
     LandmarkProblem,
+    LandmarkSolution,
     find_coarse_basins,
     is_clear_minimum,
 )
@@ -50,24 +53,21 @@ from torchgw.search.full_starts import (
     make_product_candidate,
     make_proximal_starts,
 )
+from torchgw.search.lift import lift, lift_to_points
 from torchgw.search.views import SpaceGraph, count_entries
-from torchgw.search.weighted_level import (
-    WeightedLevel,
-    choose_landmark_pair,
-    lift_to_points,
-    lift_to_subset,
-    loosen_tolerances,
-)
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
-from torchgw.spaces.quantisation import KINDS, Landmarks, choose_landmarks
+from torchgw.solvers.warm_start import WarmStart
+from torchgw.spaces.coarsening import KINDS, Coarsening, choose_landmarks
 from torchgw.types import is_metric, multiplies
 
 logger = logging.getLogger("torchgw")
 
 CROSSED_LANDMARKS, CROSSED_PAYS = 250, 5  # of so many points each
+SUBSET_POINTS, SUBSET_STEPS, SUBSET_PAYS = 500, 8, 2
 FULL_STEPS = 5
 LIFTED_STEPS = 2  # between many points, but from distributions, which begin hot: the second comes within 2 % of the end
 COOLED = 4.0  # times as cold between many points, where a comparison of blurred plans leaves a doubt
+ROUGH = 1e-2  # tolerance of comparisons between many points: of marginals, and relative of energies
 CLOSE = 1.25
 DIAMETER = 2.5  # root mean squares of distances: of an interval, 2.4
 POOR_COVERAGE = 0.02
@@ -78,7 +78,7 @@ MOST_CONTEST_PAIRS = 2_250_000
 MOST_BESIDE_PLAN = 4  # times the pairs of a plan
 
 
-def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Coarsening]:
     """Every basin that was found, the best first, and landmarks of the target to compare matchings by, their rows
     relative to the largest distance."""
     found, reference = _search(problem, coarse)
@@ -86,7 +86,7 @@ def find_basins(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Can
     return found, reference
 
 
-def find_basins_with_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks] | None:
+def find_basins_with_plans(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Coarsening] | None:
     """Basins between landmarks for descents without entropy of any model: the first few, of each kind the lowest before
     others, with the plans of all points that they stand for, and then the rest. None between graphs, whose basins are
     found otherwise, and between points so few that all are landmarks."""
@@ -100,7 +100,7 @@ def find_basins_with_plans(problem: StoredProblem, coarse: CoarseOptions) -> tup
     return [*with_plans, *found[len(near) :]], reference
 
 
-def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Coarsening]:
     graphs = _make_graphs(problem)
     if not all(map(is_metric, problem.spaces)) or (graphs is not None and all(graph.is_similarity for graph in graphs)):
         return _search_without_landmarks(problem, graphs)
@@ -115,13 +115,11 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
     landmarks, found, reference = _find_landmark_candidates(problem, coarse)
     kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
-    rung = WeightedLevel.of(problem, pairs > MANY_PAIRS)
-    if rung is not None:
-        found = _merge_same_basins(rung.solve_candidates(found), reference, p)
+    found = _merge_same_basins(_solve_on_subset(problem, found), reference, p)
+    apart = all(c.level == "landmarks" for c in found)
     compared = sum(c.selected for c in found)
     lowest = min(c.energy for c in found if c.selected)
     # Without a common level, energies of different kinds of landmarks say too little to leave a kind's best out.
-    apart = rung is None
     finalists = [c for c in found if c.selected and (poor or c.energy <= CLOSE * lowest or (apart and c.best_of_kind))]
     finalists = _select_diverse(finalists, max(coarse.n_basins, len(kinds) if apart else 1), reference, p)
     beside = []
@@ -160,14 +158,14 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
 
 def _find_landmark_candidates(
     problem: StoredProblem, coarse: CoarseOptions
-) -> tuple[LandmarkBasins, list[Candidate], Landmarks]:
+) -> tuple[LandmarkBasins, list[Candidate], Coarsening]:
     """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
     the largest distance."""
     (p, q), first = problem.masses, (_most_eccentric_point(problem, 0), _most_eccentric_point(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
     landmarks = find_coarse_basins(problem.spaces, (p, q), *given)
     reference = next(iter(landmarks.kinds.values()))[0].target
-    reference = replace(reference, rows=reference.rows / problem.unit**0.5)
+    reference = replace(reference, features=reference.features / problem.unit**0.5)
     found = []
     for name, basins in landmarks.kinds.items():
         if not math.isfinite(basins[0].energy):
@@ -178,43 +176,42 @@ def _find_landmark_candidates(
     return landmarks, _merge_same_basins(found, reference, p), reference
 
 
-def _search_few_points(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Landmarks]:
+def _search_few_points(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Coarsening]:
     """Basins between few points, which bring their plans, and all points of the target."""
     p, q = problem.masses
     rows = problem.target.rows(torch.arange(len(q), device=q.device))
-    reference = Landmarks.all_points(rows / problem.unit**0.5, q)
+    reference = Coarsening.of_points(rows / problem.unit**0.5, q)
     found = [*search_every_point(problem, coarse, f"landmarks: {ALL}"), *make_proximal_starts(problem)]
     return _merge_same_basins(found, reference, p, problem.unit), reference
 
 
 def _merge_cell_basins(
     problem: StoredProblem, coarse: CoarseOptions, found: list[Candidate]
-) -> tuple[list[Candidate], Landmarks]:
+) -> tuple[list[Candidate], Coarsening]:
     """The distinct ones of basins between cells, which bring their plans, and landmarks of the target."""
     p, q = problem.masses
     reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
     largest, share = problem.unit**0.5, q / q.sum()
     typical = DIAMETER * max(float(share @ mean_squares(problem.target, share)), 0.0) ** 0.5 or largest
-    near = replace(reference, rows=reference.rows / min(largest, typical))  # what is near beside a few far points
-    return _merge_same_basins(found, near, p), replace(reference, rows=reference.rows / largest)
+    near = replace(reference, features=reference.features / min(largest, typical))  # beside a few far points
+    return _merge_same_basins(found, near, p), replace(reference, features=reference.features / largest)
 
 
 def _search_without_landmarks(
     problem: StoredProblem, graphs: tuple[SpaceGraph, SpaceGraph] | None
-) -> tuple[list[Candidate], Landmarks]:
+) -> tuple[list[Candidate], Coarsening]:
     """What comes of a contest between views; where there is none, starts on all points alone, and one landmark that is
     equally far from all, by which matchings differ by the mass that they match otherwise."""
     q = problem.masses[1]
     if graphs is not None:
-        reference = Landmarks.all_points(graphs[1].hops, q)
+        reference = Coarsening.of_points(graphs[1].hops, q)
         return _compare_on_all_points(problem, run_contest(problem, *graphs), problem.epsilon, reference), reference
-    none = torch.zeros(1, dtype=torch.int64, device=q.device)
-    apart = Landmarks(none, torch.ones_like(q)[None], q.new_zeros(1, 1), q.sum()[None])
-    found = (
-        make_proximal_starts(problem)
-        if problem.exact and not is_entropy_dominant(problem)
-        else [make_product_candidate(problem)]
+    apart = replace(
+        Coarsening.of_points(q.new_zeros(1, 1), q.sum()[None]),
+        label=torch.zeros(len(q), dtype=torch.int64, device=q.device),
+        features=torch.ones_like(q)[None],
     )
+    found = make_proximal_starts(problem) if problem.exact else [make_product_candidate(problem)]
     return _compare_on_all_points(problem, found, problem.epsilon, apart), apart
 
 
@@ -222,7 +219,7 @@ def _compare_on_all_points(
     problem: StoredProblem,
     candidates: list[Candidate],
     epsilon: float,
-    reference: Landmarks,
+    reference: Coarsening,
     before: Sequence[Candidate] = (),
 ) -> list[Candidate]:
     """Candidates compared on all points, and those that were ``before``: the distinct ones, the lowest first."""
@@ -251,7 +248,7 @@ def _make_graphs(problem: StoredProblem) -> tuple[SpaceGraph, SpaceGraph] | None
     return (x, y) if (x.is_sparse and y.is_sparse) or not all(map(is_metric, problem.spaces)) else None
 
 
-def list_basins(problem: StoredProblem, candidates: list[Candidate], reference: Landmarks) -> tuple[Basin, ...]:
+def list_basins(problem: StoredProblem, candidates: list[Candidate], reference: Coarsening) -> tuple[Basin, ...]:
     """What the result says of the basins, the best first; those that have come to its matching count as it, unless
     both are ends without entropy, of energies that differ."""
     first, apart = candidates[0], list[Basin]()
@@ -268,7 +265,7 @@ def list_basins(problem: StoredProblem, candidates: list[Candidate], reference: 
 
 
 def describe_basins(
-    found: Sequence[Candidate | Basin], best: Candidate, reference: Landmarks, mass: Tensor
+    found: Sequence[Candidate | Basin], best: Candidate, reference: Coarsening, mass: Tensor
 ) -> list[Basin]:
     """What the result says of basins, by their distances from the best one."""
     shifts, apart = _match_shifts(reference, best.matching, [torch.as_tensor(each.matching) for each in found], mass)
@@ -289,7 +286,7 @@ def describe_basins(
 
 @as_cuda_graph()
 def _match_shifts(
-    reference: Landmarks, best: Tensor, matchings: list[Tensor], mass: Tensor
+    reference: Coarsening, best: Tensor, matchings: list[Tensor], mass: Tensor
 ) -> tuple[list[Tensor], Tensor]:
     """How far each point's matches (N,) are from those of the best matching, and on average (m,)."""
     shifts = [reference.distances_between(best, each) for each in matchings]
@@ -316,14 +313,54 @@ def _cross_landmark_basins(problem: StoredProblem, coarse: CoarseOptions, basins
     count = min(CROSSED_LANDMARKS, min(len(mass) for mass in problem.masses) // CROSSED_PAYS)
     if count <= coarse.n_landmarks or len(basins) < 2:
         return []
-    x, y = choose_landmark_pair(problem, count)
-    between, at = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), (x.index, y.index)
-    starts = [
-        lift_to_subset(basin, between.model, problem.model, at)[0].with_row_sums(x.mass.log2()) for basin in basins
-    ]
+    x, y = _choose_landmark_pair(problem, count)
+    between = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend)
+    starts = [_lift_between(problem, basin, x, y, between.model).with_row_sums(x.mass.log2()) for basin in basins]
     plans = torch.stack([start.coupling().to_dense() for start in starts])
     found = cross_basins(between, plans, problem.epsilon, coarse.n_basins, problem.watch.detach())
     return [_make_candidate(problem, basin, CROSSED, True, basin is found[0]) for basin in found]
+
+
+def _solve_on_subset(problem: StoredProblem, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, the selected ones solved between more landmarks where there are many more points than these."""
+    if min(map(len, problem.masses)) < SUBSET_PAYS * SUBSET_POINTS:
+        return candidates
+    x, y = _choose_landmark_pair(problem, SUBSET_POINTS)
+    p, q = (
+        side.mass.double() * (mass.sum() / side.mass.double().sum())
+        for side, mass in zip((x, y), problem.model.masses, strict=True)
+    )
+    model, near, far = problem.model.restrict(x.medoids, y.medoids, p, q), x.stored_space, y.stored_space
+    gradient = gradient_of(model, ExactGradient(near, far, x.mass, y.mass, model.loss))
+    small, found = replace(problem, spaces=(near, far), gradient=gradient, model=model, exact=True), []
+    for candidate in candidates:
+        if candidate.selected and candidate.basin is not None:
+            start, epsilon = _lift_between(problem, candidate.basin, x, y, model), candidate.basin.epsilon
+            done = run_fixed_point(small, start, max(epsilon, problem.epsilon), SUBSET_STEPS)
+            end, energy = done.warm_start, done.history.cost[-1]
+            assert end is not None
+            assert end.epsilon is not None
+            start, matching = lift_to_points(problem, LandmarkSolution(x, y, done.plan, end.f, end.g, end.epsilon))
+            energy = energy if energy == energy else math.inf
+            candidate = replace(candidate, start=start, matching=matching, energy=energy, level="subset")
+        found.append(candidate)
+    return found
+
+
+def _choose_landmark_pair(problem: StoredProblem, count: int) -> tuple[Coarsening, Coarsening]:
+    """So many landmarks of both spaces, as the mass lies."""
+    sides = zip(problem.spaces, problem.masses, problem.model.points or (None, None), strict=True)
+    x, y = (
+        choose_landmarks(space, mass, "spread", count, problem.generator, named=points) for space, mass, points in sides
+    )
+    return x, y
+
+
+def _lift_between(problem: StoredProblem, basin: CoarseBasin, x: Coarsening, y: Coarsening, model: Model) -> WarmStart:
+    """A basin lifted to other landmarks, whose ``model`` is a part of the whole one."""
+    near, far = basin.source.restrict(x.medoids), basin.target.restrict(y.medoids)
+    part = replace(basin, source=near, target=far)
+    return lift(part, model, None, problem.model, (x.medoids, y.medoids))[0]
 
 
 def _evaluate_candidate(
@@ -344,7 +381,7 @@ def _evaluate_candidate(
         return replace(candidate, start=start, energy=estimate_energy(problem, start.coupling()), level="full"), None
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
     steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
-    done = run_fixed_point(loosen_tolerances(problem) if many else problem, candidate.start, epsilon, steps)
+    done = run_fixed_point(_loosen_tolerances(problem) if many else problem, candidate.start, epsilon, steps)
     energy = max(done.history.cost[-1], 0.0)
     assert done.warm_start is not None
     entropy = None if problem.has_no_entropy else problem.model.entropy_term(done.plan, epsilon)
@@ -352,6 +389,14 @@ def _evaluate_candidate(
     return replace(
         candidate, start=done.warm_start, energy=energy, level="full", matching=matching, entropy=0.0
     ), entropy
+
+
+def _loosen_tolerances(problem: StoredProblem) -> StoredProblem:
+    """The problem with tolerances that tell basins apart, which take a third of the iterations."""
+    options = problem.options
+    sinkhorn = replace(options.sinkhorn, tol=max(options.sinkhorn.tol, ROUGH))
+    stopping = replace(options.stopping, plan_tol=max(options.stopping.plan_tol, ROUGH))
+    return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
 
 
 def estimate_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
@@ -365,7 +410,7 @@ def estimate_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
 
 
 @as_cuda_graph()
-def _matching_distances(reference: Landmarks, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
+def _matching_distances(reference: Coarsening, some: Tensor, others: Tensor, mass: Tensor) -> Tensor:
     """How far the matchings (m, N) of others are from those (..., 1, N) of some, (..., m)."""
     return reference.distances_between(some, others) @ mass / mass.sum()
 
@@ -375,7 +420,7 @@ def _stack_matchings(candidates: list[Candidate]) -> Tensor:
 
 
 def _make_distance_function(
-    candidates: list[Candidate], reference: Landmarks, mass: Tensor
+    candidates: list[Candidate], reference: Coarsening, mass: Tensor
 ) -> Callable[[Candidate, list[Candidate]], list[float]]:
     """How far the matchings of others of these are from that of one. From a GPU all distances come at once, whichever
     are asked for."""
@@ -390,7 +435,7 @@ def _make_distance_function(
     return lambda one, others: [float(table[place[id(one)]][place[id(other)]]) for other in others]
 
 
-def _select_diverse(candidates: list[Candidate], most: int, reference: Landmarks, mass: Tensor) -> list[Candidate]:
+def _select_diverse(candidates: list[Candidate], most: int, reference: Coarsening, mass: Tensor) -> list[Candidate]:
     """The first candidate, then those whose matchings are furthest from the ones taken: near-equal energies of a lower
     level say less about which basins to compare than how different they are."""
     taken, rest, gaps = candidates[:1], candidates[1:], [math.inf] * (len(candidates) - 1)
@@ -404,7 +449,7 @@ def _select_diverse(candidates: list[Candidate], most: int, reference: Landmarks
 
 
 def _merge_same_basins(
-    candidates: list[Candidate], reference: Landmarks, mass: Tensor, unit: float | None = None
+    candidates: list[Candidate], reference: Coarsening, mass: Tensor, unit: float | None = None
 ) -> list[Candidate]:
     """Candidates of different basins, near ones first, then lowest first; counts of those merged are added."""
     kept: list[Candidate] = []

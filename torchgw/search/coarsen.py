@@ -15,16 +15,16 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import draw
-from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import assemble_factored_cost, factored_mean_squares
 from torchgw.objective.sampled import Anchors, Control, apply_control, landmark_control, sampled_cost
-from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
-from torchgw.spaces.hierarchy import Cells
+from torchgw.spaces.coarsening import Cells, Coarsening
 from torchgw.types import Coupling, DistanceProvider
+
+STORED_CELLS = 4096  # of which distances and plans are stored
 
 
 @dataclass(frozen=True)
@@ -61,59 +61,25 @@ class ControlledSpace:
         """Those that share the space."""
         return ranks_of(self.space)
 
-    def coarsen(self, cells: Cells, matrix: bool) -> CellSpace:
-        """The space of the cells; without factors their distance matrix is stored where ``matrix`` is set."""
+    def coarsen(self, cells: Cells) -> Coarsening:
+        """The coarsening to these cells, with means of the factors where the space has its own; elsewhere with medoids,
+        and the distances between these where they are few."""
         F, signs, _ = self.control
-        means, centres = _means_and_centres(cells, F, self.mass, self.ranks)
+        means, medoids = _means_and_medoids(cells, F, self.mass, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
-        elif matrix:
-            D = torch.cat([self.space.rows(part)[:, centres] for part in parts(centres, len(F), 2**26)])
+        elif cells.count <= STORED_CELLS:
+            D = torch.cat([self.space.rows(part)[:, medoids] for part in parts(medoids, len(F), 2**26)])
             space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
-        return CellSpace(cells, space, centres, means)
+        return Coarsening(cells.label, cells.count, cells.sums(self.mass), medoids, means, space)
 
 
 @as_cuda_graph()
-def _means_and_centres(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
+def _means_and_medoids(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
     """The mean (n, r) of the factors of each cell, and the point (n,) nearest to it."""
     means = cells.means(F, mass, ranks)
     return means, cells.nearest(F, means, ranks)
-
-
-@storable
-@dataclass(frozen=True)
-class CellSpace:
-    """The space of n cells.
-
-    cells : which cell each point is in.
-    space : distances between cells; None where they are neither factored nor stored.
-    centres : the most central point of each cell (n,), int64.
-    means : of the factors of its points (n, r).
-    """
-
-    cells: Cells
-    space: DistanceProvider | None
-    centres: Tensor
-    means: Tensor
-
-
-@dataclass(frozen=True)
-class _CentrePlan:
-    """A plan (n, n') between cells as a plan between all points, carried by the cells' centres.
-
-    x, y : the cells of both spaces.
-    plan : (n, n').
-    """
-
-    x: CellSpace
-    y: CellSpace
-    plan: Tensor
-
-    def apply(self, V: Tensor, axis: int) -> Tensor:
-        assert axis == 1
-        found = V.new_zeros(len(self.x.cells.label), V.shape[1])
-        return add_by_label(found, self.x.centres, self.plan @ V[self.y.centres])
 
 
 @as_cuda_graph()
@@ -126,30 +92,28 @@ def cost_of_cells(
     return assemble_factored_cost((F, s), (G, t), x.T @ coupling.apply(y, 1) / mass.to(x.dtype), a, b)
 
 
-def with_mean_squares(side: ControlledSpace, cells: Cells, sums: Tensor) -> ControlledSpace:
+def with_mean_squares(side: ControlledSpace, cells: Coarsening, sums: Tensor) -> ControlledSpace:
     """The side with the mean squares of a plan whose cells have the masses ``sums`` (n,) instead of their own."""
-    own = cells.sums(side.mass).clamp_min(torch.finfo(sums.dtype).tiny)
-    mass = side.mass * (sums / own)[cells.label]
+    mass = side.mass * (sums / cells.mass.clamp_min(torch.finfo(sums.dtype).tiny))[cells.label]
     return replace(side, control=side.control.with_mass(mass, side.ranks))
 
 
 def sampled_cost_of_cells(
     plan: Tensor,
-    x: CellSpace,
-    y: CellSpace,
+    x: Coarsening,
+    y: Coarsening,
     sides: tuple[ControlledSpace, ControlledSpace],
     n_anchors: int,
     generator: torch.Generator,
 ) -> FactoredCost:
-    """The linearised cost on all points of a plan (n, n') between cells, sampled between their centres.
+    """The linearised cost on all points of a plan (n, n') between cells, sampled between their medoids.
 
     Per unit of the plan's mass.
     """
     first, second = sides
-    plan = (plan / plan.sum()).to(x.means.dtype)
+    plan = (plan / plan.sum()).to(x.features.dtype)
     i = draw(plan.sum(1), n_anchors, generator)
     j = draw(plan[i], 1, generator)[:, 0]
-    anchors = Anchors(x.centres[i], y.centres[j])
-    cost = sampled_cost(first.space, second.space, anchors)
-    controls = first.control, second.control
-    return apply_control(cost, anchors, _CentrePlan(x, y, plan), *controls).cost(controls)
+    anchors, controls = Anchors(x.medoids[i], y.medoids[j]), (first.control, second.control)
+    expected = controls[0].F[x.medoids].T @ (plan @ controls[1].F[y.medoids])
+    return apply_control(sampled_cost(first.space, second.space, anchors), anchors, expected, *controls).cost(controls)

@@ -2,8 +2,7 @@
 
     a plan from every view -> proximal steps for all of them, the lower half after each round
         -> the ends, of equal masses made sharp; where they differ, the views' own plans made sharp as well
-        -> means of pairs of ends, which keep what both agree on, ends blurred where they cost most, and between graphs
-           that are nearly trees ends whose branches are exchanged, again
+        -> means of pairs of ends, which keep what both agree on, and ends blurred where they cost most, again
         -> the distinct ends, the lowest first, with how many views led to each
 
 Around nodes that very many edges meet in, steps forget what a view had right and conditional gradients keep it; on most
@@ -43,34 +42,24 @@ from torchgw.search.crossing import CROSSED, Entrant, energy_or_inf, improve_by_
 from torchgw.search.full_starts import PRODUCT
 from torchgw.search.views import COSTLY, FEW_PAIRS, VIEWS, SpaceGraph, plan_from_cost
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, nearest_permutation, plan_of_order
-from torchgw.solvers.chains import improve_by_chains
+from torchgw.solvers.assignment import SPARSE, AssignmentProblem, Cross, plan_of_order
+from torchgw.solvers.entropic import STEPS, BatchScore, epsilon_levels, make_score, product_energy, proximal_steps
 from torchgw.solvers.problem import StoredProblem
-from torchgw.solvers.proximal import (
-    MIXED,
-    STEPS,
-    BatchScore,
-    epsilon_levels,
-    make_score,
-    product_energy,
-    proximal_steps,
-)
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.types import Array
 
 COST, EVERY = "linear cost", "all permutations"
-BLURRED, CHAINED = "end blurred in part", "branches exchanged"
-MADE = {CROSSED, BLURRED, CHAINED, EVERY}  # by no view
+BLURRED = "end blurred in part"
+MADE = {CROSSED, BLURRED, EVERY}  # by no view
 ROUND = (5, 10, 25)  # proximal steps
 AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS = 0.03, 0.01, 20
 BLURRED_SHARES, BLURRED_HOPS, MOST_BLURRED, LEAST_PAID = (0.02, 0.05), 3, 0.6, 0.01
 STALE, AGREEING, SAME_ENERGY = 3, 4, 1e-6
 NUMBER = "0123456789."  # ends the names of views that differ in one alone
-BRANCHING = 20.0  # mean square of the degrees, up to which branches are exchanged
 MOST_TRIED = 7  # points of which all permutations are tried
 DIRECT_PAIRS = 250_000  # up to which the views' own plans are made sharp, without steps before
 APART = 0.05  # of the mass, between parents
 LISTED = 4
+MIXED = 0.01  # of the product plan, in a plan from which steps begin
 
 
 class ContestEffort(NamedTuple):
@@ -147,20 +136,16 @@ class _Contest:
                 found.append(mean_cost(gradient(coupling, p), coupling, p, q))
             return torch.stack(found)
 
+        score = make_score(gradient, p)
         if problem.model.is_standard:
-            sides = (x.D, y.D) if assignment is None else (x.contrast, y.contrast)
-            cross = Cross.of(*sides, symmetric)
+            cross = Cross.of(*((x.D, y.D) if assignment is None else (x.contrast, y.contrast)), symmetric)
 
-            def score(plans: Tensor, epsilon: float) -> Tensor:
+            def score_by_products(plans: Tensor, epsilon: float) -> Tensor:
                 found = cross(plans)
                 found -= found.mean(-1, keepdim=True)
                 return found.mul_(2 * LOG2E / epsilon)
-        else:
-            one = make_score(gradient, p)
 
-            def score(plans: Tensor, epsilon: float) -> Tensor:
-                return torch.stack([one(plan, epsilon) for plan in plans])
-
+            score = score_by_products
         return cls(problem, x, y, unit, assignment, score, energies)
 
     @cached_property
@@ -172,12 +157,6 @@ class _Contest:
     def is_sparse(self) -> bool:
         """Whether both graphs have few edges."""
         return all(int((side.contrast != 0).sum()) <= SPARSE * side.D.numel() for side in (self.x, self.y))
-
-    @property
-    def is_tree_like(self) -> bool:
-        """Whether both are close to trees, without hubs."""
-        degrees = ((side.weights > 0).sum(1) for side in (self.x, self.y))
-        return all(float(each.to(torch.float64).square().mean()) <= BRANCHING for each in degrees)
 
     @property
     def has_few_pairs(self) -> bool:
@@ -257,8 +236,7 @@ class _Contest:
 
     def improve(self, entrants: list[Entrant]) -> list[Entrant]:
         """The ends, and those of what is made of the lowest distinct ones, until that betters none of them: means of
-        pairs, which keep what both agree on, plans that are blurred again where they cost most, and branches that are
-        exchanged."""
+        pairs, which keep what both agree on, and plans that are blurred again where they cost most."""
         settled = self.has_agreement(entrants)
         if settled and not self.has_few_pairs:
             return sorted(entrants, key=energy_or_inf)
@@ -266,7 +244,6 @@ class _Contest:
         last = SPARSE_EFFORT if self.is_sparse else LEAST_EFFORT
         effort = next((each for each, most in zip(EFFORTS, EFFORT_PAIRS, strict=True) if pairs <= most), last)
         epsilons = epsilon_levels(self.unit, AGAIN_HOT, AGAIN_COLD, AGAIN_STEPS)
-        exchanged = set[Entrant]()
 
         def make_offspring(fresh: list[tuple[Entrant, Entrant]], lowest: list[Entrant]) -> list[Entrant]:
             means = [self._to_device((one.plan + other.plan) / 2) for one, other in fresh]
@@ -279,29 +256,11 @@ class _Contest:
             if self.assignment is None:
                 means = self.step_plans(means, epsilons)
             found = self.finish_plans([(CROSSED, plan) for plan in means])
-            if self.assignment is not None and self.is_tree_like:
-                found += self.finish_plans(
-                    [(CHAINED, self.exchange_branches(one.plan)) for one in lowest if one not in exchanged]
-                )
-                exchanged.update(lowest)
             return found + self.finish_plans([(BLURRED, plan) for plan in self.step_plans(blurred, epsilons)])
 
         return improve_by_offspring(
             entrants, effort.parents, effort.rounds, 1 if settled else STALE, 0.0, APART, make_offspring
         )
-
-    def exchange_branches(self, plan: Tensor) -> Tensor:
-        """The plan (N, N) of the permutation nearest to a plan, its branches exchanged."""
-        assert self.assignment is not None
-        return plan_of_order(
-            improve_by_chains(*self.host_contrasts, nearest_permutation(plan), self.problem.watch.should_skip)
-        )
-
-    @cached_property
-    def host_contrasts(self) -> tuple[Array, Array]:
-        """Of both graphs, on the host."""
-        x, y = to_host(self.x.contrast.double(), self.y.contrast.double())
-        return x.numpy(), y.numpy()
 
     @cached_property
     def adjacency_mask(self) -> Tensor:

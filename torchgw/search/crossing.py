@@ -32,6 +32,7 @@ from torchgw.search.anneal import (
     LandmarkProblem,
     anneal_batch,
     batch_without_potentials,
+    compute_product_energy,
     cool_basins,
 )
 from torchgw.sinkhorn.loop import interpolate_epsilon
@@ -115,7 +116,7 @@ def cross_basins(
 ) -> list[CoarseBasin]:
     """The distinct optima that crossing leads to from plans (B, L, L') between landmarks, lowest energy first, at most
     ``n_kept``. The plans are written over. No start led to any of these optima, so their counts are zero."""
-    unit, mass = problem.temperature_unit, problem.x.mass
+    unit, mass = float(compute_product_energy(problem.without_rows)), problem.x.mass
     levels = [max(interpolate_epsilon(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
     together = max(MOST_ENTRIES // plans[0].numel(), 1)
 
@@ -149,15 +150,13 @@ def cross_basins(
     batch = Batch(plans, f, g, mass.new_full((len(best),), levels[-1]))
     last = max(epsilon, COLDEST * unit)
     places = torch.arange(len(best), device=mass.device)
-    return cool_basins([CoolingState(problem, batch, places, levels[-1], last)], n_kept)[0]
+    return cool_basins([CoolingState(problem, batch, places, levels[-1], last, places[:0])], n_kept)[0]
 
 
 @as_cuda_graph()
 def _anneal_to_ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
     """What plans (B, L, L') become at temperatures (m,) in turn, in the end rounded, and their energies (B,)."""
-    batch = batch_without_potentials(problem, plans, 1.0)
-    for level in levels:
-        batch = anneal_batch(problem, batch, level.expand_as(batch.epsilon), *STEPS)
+    batch = anneal_batch(problem, batch_without_potentials(problem, plans), levels, *STEPS)
     batch = replace(batch, plan=problem.round_plans(batch.plan))
     return batch, problem.energies(batch.plan)
 

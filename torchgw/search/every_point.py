@@ -39,14 +39,12 @@ from torchgw.search.anneal import (
 from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
-from torchgw.search.lift import lift
-from torchgw.search.weighted_level import lift_to_points
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
+from torchgw.search.lift import lift, lift_to_points
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.problem import StoredProblem
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.hierarchy import Cells, bisect
-from torchgw.spaces.quantisation import Landmarks
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.types import DistanceProvider
 
 KEPT = 8
@@ -85,7 +83,9 @@ def should_search_every_point(problem: StoredProblem) -> bool:
 
 def search_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in, with their plans, the lowest first."""
-    x, y = (_make_landmarks(space, mass) for space, mass in zip(problem.spaces, problem.masses, strict=True))
+    sides = zip(problem.spaces, problem.masses, strict=True)
+    every = (torch.arange(len(mass), device=mass.device) for mass in problem.masses)
+    x, y = (Coarsening.of_points(space.rows(next(every)), mass) for space, mass in sides)
     between = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend)
     most = PAIRS_AT_ONCE // (len(x.mass) * len(y.mass))
     count = min(max(coarse.n_starts // 2, most), STARTS_OF_FEW * coarse.n_starts)
@@ -99,26 +99,23 @@ def search_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: st
 class CellPair:
     """Cells of two spaces.
 
-    x, y : their means as landmarks.
-    in_x, in_y : which points are in which.
+    x, y : with their means.
     variance_within : of the mean square of each side's distances, by how much it is above that of the means.
     """
 
-    x: Landmarks
-    y: Landmarks
-    in_x: Cells
-    in_y: Cells
+    x: Coarsening
+    y: Coarsening
     variance_within: tuple[float, float]
 
     @classmethod
     def of(cls, problem: StoredProblem, count: int) -> CellPair:
         """About ``count`` of each space."""
         sides = list(zip(problem.spaces, problem.masses, strict=True))
-        (x, in_x), (y, in_y) = (make_cells(space, mass, count, problem.generator) for space, mass in sides)
+        x, y = (make_cells(space, mass, count, problem.generator) for space, mass in sides)
         first, second = (
             _variance_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True)
         )
-        return cls(x, y, in_x, in_y, (first, second))
+        return cls(x, y, (first, second))
 
     @property
     def is_too_coarse(self) -> bool:
@@ -129,21 +126,21 @@ class CellPair:
     def lift_plan(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
         """The plan of all points (N, K), of masses p and q, that is as dense everywhere as one between cells."""
         density = plan / (plan.sum(1, keepdim=True) * plan.sum(0))
-        return density[self.in_x.label][:, self.in_y.label].mul_(p[:, None]).mul_(q)
+        return density[self.x.label][:, self.y.label].mul_(p[:, None]).mul_(q)
 
     def coarsen_plan(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """The plan between cells, of mass one, and its column potentials, both float64, of one of all points (N, K)."""
-        rows = plan.new_zeros(self.in_x.count, len(q), dtype=torch.float64)
-        add_by_label(rows, self.in_x.label, plan.double())
-        sums = add_by_label(rows.new_zeros(len(rows), self.in_y.count), self.in_y.label, rows, 1)
-        return sums.div_(sums.sum()), self.in_y.means(dual[:, None], q)[:, 0]
+        rows = self.x.sums(plan.double())
+        sums = add_by_label(rows.new_zeros(len(rows), self.y.count), self.y.label, rows, 1)
+        return sums.div_(sums.sum()), self.y.means(dual[:, None], q)[:, 0]
 
-    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> FrankWolfe:
+    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> DescentState[Tensor, Tensor]:
         """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
         p, q = plan.sum(1), plan.sum(0)
-        x, y = (PrecomputedDistances.stored_matrix(side.distances.double(), 1.0) for side in (self.x, self.y))
+        x, y = (side.stored_space.to(p.device, torch.float64) for side in (self.x, self.y))
         loop = Loop(watch, History(), steps, ROUGH)
-        return frank_wolfe(ExactGradient(x, y, p, q), plan, dual, TransportPlans(p, q), loop)[0]
+        program = DenseProgram(ExactGradient(x, y, p, q), TransportPlans(p, q))
+        return conditional_gradient(program, plan, dual, loop)[0]
 
 
 def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
@@ -154,7 +151,7 @@ def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> 
         return []
     between = LandmarkProblem.of(cells.x, cells.y, problem.model, problem.kernels.backend)
     count = coarse.n_starts // 2
-    with threads_for(count * cells.in_x.count * cells.in_y.count):
+    with threads_for(count * cells.x.count * cells.y.count):
         basins = find_landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
@@ -162,7 +159,7 @@ def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> 
         plans = torch.stack([basin.plan for basin in basins])
         basins += cross_basins(between, plans, 0.0, KEPT, watch)
     # What annealing forgets beside few far cells, the product plan leads to.
-    product, nowhere = between.product.double(), q.new_zeros(cells.in_y.count, dtype=torch.float64)
+    product, nowhere = between.product.double(), q.new_zeros(cells.y.count, dtype=torch.float64)
     end = cells.descend(product, nowhere, STEPS, watch)
     basins += [replace(basins[0], plan=end.plan.to(basins[0].plan), energy=end.value, count=1)]
     basins, lost, found = _merge_same_basins(basins), sum(cells.variance_within), list[Candidate]()
@@ -205,14 +202,12 @@ def _with_plan(candidate: Candidate, plan: Tensor) -> Candidate:
 def _merge_same_basins(basins: list[CoarseBasin]) -> list[CoarseBasin]:
     """Those whose plans are apart, the lowest first; counts of those merged are added."""
     energies = basins[0].plan.new_tensor([basin.energy for basin in basins])
-    groups = group_into_basins(torch.stack([basin.plan for basin in basins]), energies, KEPT).groups
+    groups = group_into_basins(torch.stack([basin.plan for basin in basins]), energies, KEPT)
     return [replace(basins[group[0]], count=sum(basins[i].count for i in group)) for group in groups]
 
 
-def make_cells(
-    space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator
-) -> tuple[Landmarks, Cells]:
-    """About ``count`` parts of a space (N,) whose points have the others at like distances, and the means of these.
+def make_cells(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Coarsening:
+    """About ``count`` parts of a space (N,) whose points have the others at like distances, with the means of these.
 
     k-means of the columns of D, from halves of halves; of many points in random sums of them, which keep what is far.
     O(N^2) for stored distances, O(N r) for factors.
@@ -224,8 +219,7 @@ def make_cells(
         probe *= (share / PROBES).sqrt()[:, None]
     looks = product(space, probe)
     looks -= share @ looks  # products lose the digits of what all have
-    halves = bisect(looks, count)
-    cells = halves.cells(len(halves.levels) - 1)
+    cells = bisect(looks, count).cells
     for _ in range(ROUNDS):
         nearest = _squared_distances(looks, cells.means(looks, mass)).argmin(1)
         label = torch.unique(nearest, return_inverse=True)[1]
@@ -240,7 +234,8 @@ def make_cells(
     averages /= sums
     rows = product(space, averages).T.contiguous()
     among = rows @ averages
-    return Landmarks(cells.nearest(looks, means), rows, (among + among.T) / 2, sums), cells
+    between = PrecomputedDistances.stored_matrix((among + among.T) / 2, 1.0)
+    return Coarsening(cells.label, cells.count, sums, cells.nearest(looks, means), rows, between)
 
 
 def _squared_distances(points: Tensor, means: Tensor) -> Tensor:
@@ -248,26 +243,21 @@ def _squared_distances(points: Tensor, means: Tensor) -> Tensor:
     return torch.addmm(means.square().sum(1), points, means.T, alpha=-2.0)
 
 
-def _variance_within(space: DistanceProvider, mass: Tensor, cells: Landmarks) -> float:
+def _variance_within(space: DistanceProvider, mass: Tensor, cells: Coarsening) -> float:
     """By how much the mean square of distances is above that of their means over pairs of cells."""
     share, sums = mass / mass.sum(), cells.mass / cells.mass.sum()
     return float(share @ mean_squares(space, share) - sums @ (cells.distances.square() @ sums))
 
 
-def _variance_between(cells: Landmarks) -> float:
+def _variance_between(cells: Coarsening) -> float:
     """Of the distances between cells."""
     share, D = cells.mass / cells.mass.sum(), cells.distances
     return float(share @ ((D - share @ (D @ share)).square() @ share))
 
 
-def _make_landmarks(space: DistanceProvider, mass: Tensor) -> Landmarks:
-    """All points."""
-    return Landmarks.all_points(space.rows(torch.arange(len(mass), device=mass.device)), mass)
-
-
 def _make_candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:
     (start, matching), (p, q) = lift_to_points(problem, basin), problem.masses
     plan = p.new_zeros(len(p), len(q))
-    plan[basin.source.index[:, None], basin.target.index] = basin.plan.to(p)
+    plan[basin.source.medoids[:, None], basin.target.medoids] = basin.plan.to(p)
     found = Candidate(start, matching, basin.energy, basin.count, "full", True, origin=origin, has_annealed_plan=True)
     return _with_plan(found, plan)

@@ -20,8 +20,8 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.model import mean_cost
 from torchgw.search.candidate import Candidate
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.entropic import COLD, product_energy, proximal_plan
 from torchgw.solvers.problem import StoredProblem, run_fixed_point
-from torchgw.solvers.proximal import COLD, product_energy, proximal_plan
 from torchgw.solvers.warm_start import WarmStart, plan_start, product_start
 
 FULL_QUANTILES = 32

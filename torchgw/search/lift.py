@@ -22,6 +22,7 @@ from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import as_graph_numbers
+from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.warm_start import WarmStart
 
 Points: TypeAlias = tuple[Tensor, Tensor]
@@ -51,6 +52,12 @@ def lift(
     return WarmStart(cost, f, g, solved.epsilon), matching
 
 
+def lift_to_points(problem: StoredProblem, solved: LandmarkSolution) -> tuple[WarmStart, Tensor]:
+    """What was solved between landmarks, lifted to all points."""
+    gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
+    return lift(solved, problem.model, gradient, softmin=problem.kernels.stored.softmin)
+
+
 @as_cuda_graph()
 def _lift_potentials(
     solved: LandmarkSolution,
@@ -63,13 +70,13 @@ def _lift_potentials(
 ) -> tuple[FactoredCost, Tensor, Tensor, Tensor]:
     """The cost, potentials and matching of what was solved between landmarks at this epsilon."""
     x, y, plan, f, g = solved.source, solved.target, solved.plan, solved.f, solved.g
-    small = whole.restrict(x.index, y.index, x.mass, y.mass)
-    factored = None if gradient is None else gradient.cost_between_points(x.index, y.index, plan)
+    small = whole.restrict(x.medoids, y.medoids, x.mass, y.mass)
+    factored = None if gradient is None else gradient.cost_between_points(x.medoids, y.medoids, plan)
     if factored is not None and model.has_hard_marginals:
-        near, far = loss_factors(model.loss, x.rows.T, y.rows.T)
+        near, far = loss_factors(model.loss, x.features.T, y.features.T)
         U, V, quadratic = near @ plan, far, factored
     else:
-        seen = PairLoss.of(model.loss, x.rows.T, y.rows.T).cost(plan, plan.sum(1), plan.sum(0))
+        seen = PairLoss.of(model.loss, x.features.T, y.features.T).cost(plan, plan.sum(1), plan.sum(0))
         U, V, quadratic = seen.U, seen.V, replace(seen, V=seen.V.contiguous())
         quadratic = quadratic if factored is None else replace(quadratic, U=factored.U, V=factored.V)
     moments = LandmarkProblem.of(x, y, whole).moments(plan) if model.marginals.free_mass else None
@@ -90,8 +97,8 @@ def _lift_potentials(
 
     linear, every = whole.linear(U.dtype), (slice(None), slice(None))
     D, E = loss_factors(model.loss, x.distances, y.distances)
-    to_y = score(U, E, (at or every)[0], y.index)
-    to_x = score(D @ plan, V, x.index, (at or every)[1])
-    matching = y.index[(to_y + g).argmax(1)]
+    to_y = score(U, E, (at or every)[0], y.medoids)
+    to_x = score(D @ plan, V, x.medoids, (at or every)[1])
+    matching = y.medoids[(to_y + g).argmax(1)]
     f, g = row.potential(softmin(to_y, g, 1)), column.potential(softmin(to_x, f, 0))
     return cost, f, g, matching

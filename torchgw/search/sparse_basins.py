@@ -35,9 +35,10 @@ from torchgw.search.signatures import off_diagonal_pattern
 from torchgw.search.subtrees import compare_subtrees
 from torchgw.search.views import EDGES, MOST_MISSING
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import repair_marginals
 from torchgw.solvers.problem import Problem
-from torchgw.solvers.sparse_descent import complete_marginals, descend_sparsely
-from torchgw.spaces.quantisation import choose_landmarks
+from torchgw.solvers.sparse_descent import descend_sparsely
+from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale
 from torchgw.spaces.shortest_paths import estimate_diameter, shortest_paths
 
@@ -178,7 +179,7 @@ def _finish_plan(problem: SparseObjective, origin: str, plan: Any, descends: boo
         loop = Loop(watch, History(), MOST_STEPS, TOLERANCE, float(np.finfo(float).eps))
         state, _ = descend_sparsely(problem, plan, PROGRESS, loop)
         return SparseEnd(origin, state.plan.matrix, state.value)
-    whole = complete_marginals(plan, problem.p, problem.q)
+    whole = repair_marginals(plan, problem.p, problem.q)
     return SparseEnd(origin, plan, problem.value(problem.cross(whole), whole))
 
 

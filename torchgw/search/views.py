@@ -38,16 +38,15 @@ from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_host
 from torchgw.search.initial_guesses import N_QUANTILES, SHARPNESS, relative_cost
 from torchgw.search.subtrees import compare_subtrees
-from torchgw.sinkhorn.scaling import balance, scale_plans
+from torchgw.sinkhorn.scaling import solve_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.proximal import epsilon_levels, proximal_steps
+from torchgw.solvers.entropic import epsilon_levels, proximal_steps
 from torchgw.spaces.shortest_paths import compute_relative_hops
 from torchgw.types import DistanceProvider
 
 ROUNDS = 4  # of means over neighbours
 ITERATIONS = 20
 FEW_PAIRS = 90_000  # up to which every view is taken
-SMALLEST_EXPONENT = -80.0
 TIMES = (1.0, 3.0, 10.0)
 WIDTHS = (0.1, 0.3, 1.0)
 DEPTHS = (6, 20)
@@ -211,8 +210,8 @@ def match_by_matrices(x: SpaceGraph, y: SpaceGraph, watch: Watch, matrix: Callab
     loss, product = PairLoss(X.square(), Y.square(), X, Y, not x.has_directions), p[:, None] * q
     first = loss.cost(product, p, q)
     unit = float(first.expectation((first.U * (product @ first.V)).sum(), p, q))
-    score = lambda plan, epsilon: loss.cost(plan, p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
-    return flush_small(proximal_steps(score, product.log2(), p, q, epsilon_levels(unit), watch).exp2_())
+    score = lambda plan, epsilon: loss.cost(plan[0], p, q).centre_factors(epsilon)[0].stored_score(epsilon)  # noqa: E731
+    return flush_small(proximal_steps(score, product.log2()[None], p, q, epsilon_levels(unit), watch)[0].exp2_())
 
 
 def match_by_spectra(x: SpaceGraph, y: SpaceGraph, watch: Watch, width: float) -> Tensor:
@@ -278,7 +277,4 @@ def plan_from_cost(cost: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """The plan (N, K) of a cost whose mean is one, blurred, and of masses of sum one."""
     row, column = MarginalConstraint(p.log2()), MarginalConstraint(q.log2())
     score = cost * (-SHARPNESS * LOG2E)
-    score = score - score.amax(1, keepdim=True)
-    kernel = (score.clamp_min_(SMALLEST_EXPONENT) + row.log_mass[:, None] + column.log_mass).exp2_()
-    u, v = balance(kernel, row, column, row.log_mass, column.log_mass, ITERATIONS)
-    return scale_plans(kernel, u, v)
+    return solve_plans(score, row, column, row.log_mass, column.log_mass, ITERATIONS)[0]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.kernels.logsumexp import flush_small
+from torchgw.kernels.logsumexp import LOWEST_EXPONENT, flush_small, logsumexp2_
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import AsyncNumbers
@@ -73,13 +73,23 @@ class ScalingRun(NamedTuple):
     state : the plan.
     residual : L1 column residual.
     n_iter : iterations done.
-    warm_residual : L1 column residual of the warm potentials.
+    warm_residual : L1 column residual of the warm potentials. Both are on the device where the host has not read them.
     """
 
     state: ScalingState
-    residual: float
+    residual: Tensor | float
     n_iter: int
-    warm_residual: float
+    warm_residual: Tensor | float
+
+
+@as_cuda_graph("out")
+def start_scaling(
+    score: Score, row: MarginalConstraint, column: MarginalConstraint, out: Tensor, f: Tensor, g: Tensor
+) -> ScalingState:
+    """`iterate_and_absorb` from warm potentials, the column's where that side alone is relaxed."""
+    if column.has_divergence and not row.has_divergence:
+        f = row.potential(score.softmin(g, 1))
+    return iterate_and_absorb(score, row, column, out, f, g)
 
 
 @as_cuda_graph("out")
@@ -186,17 +196,20 @@ def solve_by_scaling(scaler: Scaler, f: Tensor, g: Tensor, *, options: SinkhornO
     options : tolerance, iterations between two readings of the residual, and weight of the half-steps there.
     max_iter : most iterations, those in the log domain included; at least two are done.
     """
-    if scaler.column.has_divergence and not scaler.row.has_divergence:
-        f = scaler.row.potential(scaler.score.softmin(g, 1))
-    first = iterate_and_absorb(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
+    first = start_scaling(scaler.score, scaler.row, scaler.column, scaler.out, f, g)
     found = iterate_scaling(scaler, first, options=options, max_iter=max_iter)
     f, g, largest = finish_scaling(scaler.out, found.state)
     return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
 
 def iterate_scaling(scaler: Scaler, first: ScalingState, *, options: SinkhornOptions, max_iter: int) -> ScalingRun:
-    """Go on from the state of `iterate_and_absorb`, as `solve_by_scaling` does, whose last step is left."""
+    """Go on from the state of `start_scaling`, as `solve_by_scaling` does, whose last step is left.
+
+    Fewer iterations than lie between two checks are done without one: the host does not wait for them."""
     score, row, column = scaler.score, scaler.row, scaler.column
+    if max_iter < options.check_every:
+        now = first if max_iter <= 2 else _continue_scaling(scaler, first, [max_iter - 2], options.relaxation, 0.0)
+        return ScalingRun(now, now.readings.flatten()[-2], max(max_iter, 2), first.readings[0])
     now, change, weight, n_iter = first, None, options.relaxation, 0
     together = CHECKS if scaler.out.is_cuda and scaler.out.numel() <= FEW_PAIRS else 1
 
@@ -263,12 +276,28 @@ def scale_plans(kernel: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return flush_small(kernel.mul_(u[..., :, None]).mul_(v[..., None, :]))
 
 
-def balance(
-    kernel: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
-) -> tuple[Tensor, Tensor]:
-    """Scalings u (..., N), v (..., K) after ``n_iter`` plain iterations on a batch of plans with potentials f, g."""
+def solve_plans(
+    score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Plans (B, N, K) of a batch of scores, and their potentials (B, N), (B, K), after ``n_iter`` plain iterations from
+    warm ones: the first in the log domain, the rest by scaling. Like `torchgw.kernels.small_transport`, for any sides.
+    """
+    if column.has_divergence:
+        f = row.potential(logsumexp2_(score + g[..., None, :], -1))
+    g = column.potential(logsumexp2_(score + f[..., :, None], -2))
+    softmin = logsumexp2_(score + g[..., None, :], -1)
+    f = row.potential(softmin)
+    relaxed = row.has_divergence or column.has_divergence
+    if relaxed:
+        t, s = translation(row, column, f, g, log_total(f + softmin))
+        f, g = f + t, g + s
+    kernel = (score + f[..., :, None]).add_(g[..., None, :]).clamp_min_(LOWEST_EXPONENT).exp2_()
     u, v = torch.ones_like(f), torch.ones_like(g)
-    for _ in range(n_iter):
+    for _ in range(n_iter - 1):
         v = column.scaling(g, torch.matmul(u[..., None, :], kernel)[..., 0, :])
         u = row.scaling(f, torch.matmul(kernel, v[..., :, None])[..., 0])
-    return u, v
+    plan, f, g = scale_plans(kernel, u, v), f + u.log2(), g + v.log2()
+    if relaxed:
+        t, s = translation(row, column, f, g, plan.sum((-1, -2))[..., None].double().log2())
+        plan, f, g = plan * (t + s).exp2()[..., None], f + t, g + s
+    return plan, f, g

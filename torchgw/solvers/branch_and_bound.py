@@ -11,7 +11,8 @@ is negative the value is at least that of a linear transport problem, whose dual
     F(T) >= const + <-4 u v^T - 2 P (c m) Q^T, T> + sum_kl c_kl (m_kl^2 - h_kl^2).
 
 Boxes are halved, the lowest first, until the lowest bound is near the lowest value; the ends of linear problems are
-plans, from which a few whole steps go down. Squared Euclidean distances in d dimensions have d directions, c_kl > 0.
+plans, from which a few conditional gradients go down. Squared Euclidean distances in d dimensions have d directions,
+c_kl > 0.
 
 What is left of small eigenvalues moves F by at most twice their sums times the largest of the other space, because no
 row and no column of W, whose norm is at most one, has squares that sum to more.
@@ -38,10 +39,16 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from torchgw.diagnostics.status import History
 from torchgw.kernels.blocks import parts
 from torchgw.objective.bounds import c_transform, dual_bound, monotone_coupling
-from torchgw.objective.exact import dense, mean_squares
-from torchgw.solvers.transport_lp import TransportError, equal_masses, transport
+from torchgw.objective.exact import ExactGradient, dense, mean_squares
+from torchgw.persist.watch import Watch
+from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import equal_masses, solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import DenseCost
 from torchgw.types import Array, DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -50,7 +57,7 @@ SMALL = 1e-6  # of the largest eigenvalue, and of the root mean square distance:
 ROUNDING = 1e-12  # of mean squared distances, in bounds
 SETTLED = 1e-9  # of mean squared distances: values are known no better
 FEW = 8  # points, of which all permutations are tried
-NEAR, STEPS = 1.05, 5  # of the lowest value: what whole steps are tried from, and how many
+NEAR, STEPS = 1.05, 5  # of the lowest value: what steps are tried from, and how many
 
 
 class Directions(NamedTuple):
@@ -91,10 +98,12 @@ class GlobalBound:
 class CrossCovariance:
     """F as a function of W, see above.
 
-    x, y : the spaces.
+    spaces : of symmetric distances.
+    x, y : their directions.
     p, q : masses (N,), (K,), positive, of sum one.
     """
 
+    spaces: tuple[DistanceProvider, DistanceProvider]
     x: Directions
     y: Directions
     p: Array
@@ -104,7 +113,9 @@ class CrossCovariance:
     def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> CrossCovariance:
         """Of symmetric distances; the masses are positive."""
         p, q = p / p.sum(), q / q.sum()
-        return cls(find_directions(source, p), find_directions(target, q), p.cpu().numpy(), q.cpu().numpy())
+        source, target = (space.to(p.device, p.dtype) for space in (source, target))
+        x, y = find_directions(source, p), find_directions(target, q)
+        return cls((source, target), x, y, p.cpu().numpy(), q.cpu().numpy())
 
     @property
     def weights(self) -> Array:
@@ -238,6 +249,8 @@ class _BoundSearch:
 
     def __init__(self, cross: CrossCovariance, known: float) -> None:
         self.cross, self.value, self.solved = cross, known, 0
+        p, q = torch.from_numpy(cross.p), torch.from_numpy(cross.q)
+        self.program = DenseProgram(ExactGradient(*cross.spaces, p, q), TransportPlans(p, q, exact=True))
         self.plan: csr_array | None = None
 
     def make_box(self, low: Array, high: Array, above: float, dual: Array, number: int, gap: float) -> _Box:
@@ -249,11 +262,11 @@ class _BoundSearch:
         lower = max(above, constant + self._bound(cost, dual))
         if lower < (1 - gap) * self.value:
             try:
-                vertex = transport(cost, cross.p, cross.q, [dual])
+                vertex = solve_transport(DenseCost(cost, cross.p, cross.q), cross.p, cross.q, dual)
             except TransportError:
                 return _Box(lower, number, low, high, dual)
             self.solved += 1
-            dual = vertex.dual
+            dual = vertex.duals[1]
             lower = max(lower, constant + self._bound(cost, dual))
             self._descend(vertex.plan, dual)
         return _Box(lower, number, low, high, dual)
@@ -264,22 +277,20 @@ class _BoundSearch:
         return float(dual_bound(c_transform(C, b, q), b, p, q))
 
     def _descend(self, plan: csr_array, dual: Array) -> None:
-        """Whole steps from a plan that is nearly as low as the lowest."""
-        for _ in range(STEPS):
-            W = self.cross.covariance(plan)
-            value = self.cross.value(plan, W)
-            if value < self.value:
-                self.value, self.plan = value, plan
-            elif value > NEAR * self.value:
-                break
-            try:
-                vertex = transport(self.cross.cost(W), self.cross.p, self.cross.q, [dual])
-            except TransportError:
-                break
-            self.solved += 1
-            if abs(vertex.plan - plan).sum() == 0:
-                break
-            plan, dual = vertex.plan, vertex.dual
+        """A few conditional gradients from a plan that is nearly as low as the lowest."""
+        if not self._keep_lower(plan):
+            return
+        loop = Loop(Watch(), History(), STEPS)
+        found, _ = conditional_gradient(self.program, torch.from_numpy(plan.toarray()), torch.from_numpy(dual), loop)
+        self.solved += found.n_iter
+        self._keep_lower(csr_array(found.plan.numpy()))
+
+    def _keep_lower(self, plan: csr_array) -> bool:
+        """Whether a plan is nearly as low as the lowest, which it becomes where it is lower."""
+        value = self.cross.value(plan, self.cross.covariance(plan))
+        if value < self.value:
+            self.value, self.plan = value, plan
+        return value <= NEAR * self.value
 
 
 def _enumerate_permutations(cross: CrossCovariance, known: float) -> GlobalBound:

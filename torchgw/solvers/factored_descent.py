@@ -1,199 +1,105 @@
-"""Conditional gradients between spaces with factors, from vertex to vertex: plans of few entries, and no other numbers
-for pairs of points.
+"""The quadratic program between spaces with factors: plans of few entries, and no other numbers for pairs of points.
 
-    S = argmin <C(T), S>,    T <- T + t (S - T),    C(T) = a 1^T + 1 b^T - 2 F (diag(s) F^T T G diag(t)) G^T,
+    C(T) = a 1^T + 1 b^T - 2 F (diag(s) F^T T G diag(t)) G^T,
 
-see `torchgw.solvers.frank_wolfe`, whose steps these are, and `torchgw.solvers.factored_transport`. The first vertex
-replaces the plan that led to it, which may have all entries; a plan has those of the vertices that it is made of. Where
-factors only lead, their cost has a stored part that makes it exact at one plan, see `torchgw.objective.matching`.
+for the steps of `torchgw.solvers.conditional_gradient` between the vertices of `torchgw.solvers.linear_oracle`. A
+plan has the entries of the vertices that it is made of, the first of which replaces the plan that led to it.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.objective.bounds import dual_bound, frank_wolfe_gap
+from torchgw.objective.bounds import dual_bound
 from torchgw.objective.linearise import Gradient
-from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_transport import FactoredVertex, factored_transport, price_out, uses_flows
-from torchgw.solvers.frank_wolfe import STALLED, lowest_on_segment
-from torchgw.solvers.iterate import Check, Loop, State, iterate
-from torchgw.solvers.pricing import Order, PricedCost, union
-from torchgw.solvers.transport_lp import TransportError
+from torchgw.solvers.conditional_gradient import DescentState, VertexResult, conditional_gradient
+from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import PRICING_ROUNDS, solve_transport, uses_flows
+from torchgw.solvers.transport_costs import Order, TiledCost
 from torchgw.types import Array
 
-logger = logging.getLogger("torchgw")
-
-COARSE = 1e-3  # tolerance from which on one step between flows that betters next to nothing is the last
+FactoredState: TypeAlias = DescentState[SparseCoupling, FactoredCost]
 
 
-@storable
-@dataclass(frozen=True, kw_only=True)
-class FactoredDescent(State):
-    """Where conditional gradients stand.
+class FactoredProgram:
+    """A pass over pairs and a linear program a step, O((N + K) r) memory. Where linear programs are flows, their
+    vertices are the best of the entries that they have, and not of all.
 
-    plan : T (N, K).
-    cost : C(T), in units of the scaled squared distances.
-    duals : row and column potentials (N,), (K,) of the last linear problem, in units of cost.
-    value : <C(T), T>.
-    basis : of the last vertex, see `torchgw.solvers.transport_lp.Vertex`.
-    stalled : whether the last step, towards a vertex among cheap entries, hardly bettered the plan.
-    gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
-    """
-
-    plan: SparseCoupling
-    cost: FactoredCost
-    duals: tuple[Tensor, Tensor]
-    value: float
-    basis: Tensor | None = None
-    stalled: bool = False
-    gap: float = math.inf
-
-    @property
-    def complete(self) -> bool:
-        return True
-
-
-class VertexStart(NamedTuple):
-    """Where to begin: at a vertex of a linear problem.
-
-    cost : of that problem.
-    duals : potentials (N,), (K,) near its own.
-    feasible : flat positions of entries on which a plan lives.
-    """
-
-    cost: FactoredCost
-    duals: tuple[Tensor, Tensor]
-    feasible: Array
-
-
-def descend_between_factors(
-    gradient: Gradient, start: VertexStart | FactoredDescent, order: Order, p: Tensor, q: Tensor, loop: Loop
-) -> tuple[FactoredDescent, Status]:
-    """The last plan, and why the loop ended; a pass over pairs and a linear program a step, O((N + K) r) memory. Where
-    linear programs are flows, their vertices are the best of the entries that they have, and not of all.
-
-    Parameters
-    ----------
-    gradient : C(T) of a plan, products and perhaps a stored part that is the same for every plan, in float64.
-    start : a vertex, or where such a descent by another gradient ended.
+    gradient : C(T) of a plan between spaces with factors, in float64.
     order : in which points that are neighbours are alike.
     p, q : masses (N,), (K,), all positive.
-    loop : its ``tol`` is the gap over the value at which a plan is stationary.
-
-    Raises
-    ------
-    TransportError
-        Where the first linear problem is not solved.
     """
-    tol = loop.tol
-    flows = uses_flows(len(p), len(q))  # which take seconds: the rounds of a vertex of all entries take minutes
-    stored: PricedCost | None = None  # the part that is the same for every plan, in tile order
 
-    def order_cost(cost: FactoredCost) -> PricedCost:
-        nonlocal stored
-        stored = PricedCost.of(cost, order, stored)
-        return stored
+    def __init__(self, gradient: Gradient, order: Order, p: Tensor, q: Tensor) -> None:
+        self.gradient, self.order, self.p, self.q = gradient, order, p, q
+        self.ignores_pricing = uses_flows(len(p), len(q))  # flows take seconds, rounds of them minutes
 
-    def make_state(plan: SparseCoupling, **more: Any) -> FactoredDescent:
-        cost = gradient(plan, p)
-        return FactoredDescent(plan=plan, cost=cost, value=_expected_cost(cost, plan), **more)
+    def descend_from_vertex(
+        self, cost: FactoredCost, dual: Tensor, feasible: Array, loop: Loop
+    ) -> tuple[FactoredState, Status]:
+        """Where conditional gradients lead from a vertex of little cost, and why they end.
 
-    def find_vertex(
-        cost: FactoredCost, duals: tuple[Tensor, Tensor], entries: Array, basis: Array | None, all_priced: bool
-    ) -> FactoredVertex:
-        tiled = order_cost(cost)
-        known = union(entries, tiled.cheapest_entries(*duals))
-        vertex = factored_transport(tiled, p, q, duals[1], known, basis)
-        return price_out(tiled, p, q, vertex) if all_priced and not flows else vertex
+        Parameters
+        ----------
+        cost, dual : of its linear problem, and column potentials (K,) near its own.
+        feasible : flat positions of entries on which a plan lives.
+        loop : see `torchgw.solvers.conditional_gradient`.
 
-    def make_consistent(cost: FactoredCost, duals: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Potentials that no entry of the cost is below: the c-transform of the columns', and of a flow's its own."""
-        row = order_cost(cost).c_transform(*duals)[0]
-        if not flows:
-            return row, duals[1]
-        return row, PricedCost.of(cost.T, order.transpose).c_transform(duals[1], row)[0]
+        Raises
+        ------
+        TransportError
+            Where that problem is not solved.
+        """
+        first = self._solve_linear(cost, dual, feasible, None, False)
+        return conditional_gradient(self, first.plan, first.dual, loop, basis=first.basis)
 
-    def finish(state: FactoredDescent, duals: tuple[Tensor, Tensor]) -> tuple[FactoredDescent, Status]:
-        """A state with the gap that potentials near its own prove, and what it is to end with."""
-        duals = make_consistent(state.cost, duals)
-        gap = float(frank_wolfe_gap(state.value, dual_bound(*duals, p, q)))
-        status = Status.STATIONARY if gap <= tol * state.value else Status.SETTLED
-        return replace(state, duals=duals, gap=gap), status
+    def linearise(self, plan: SparseCoupling) -> FactoredCost:
+        return self.gradient(plan, self.p)
 
-    def begin() -> FactoredDescent:
-        if isinstance(start, FactoredDescent):
-            return make_state(start.plan, n_iter=0, duals=start.duals, basis=start.basis)
-        vertex = find_vertex(start.cost, start.duals, start.feasible, None, False)
-        return make_state(
-            SparseCoupling.of(vertex.plan, p.device), n_iter=0, duals=vertex.duals, basis=_basis_tensor(vertex)
-        )
+    def change(self, vertex: SparseCoupling, plan: SparseCoupling, cost: FactoredCost) -> FactoredCost:
+        return self.linearise(SparseCoupling.of((vertex.matrix - plan.matrix).tocsr(), plan.device))
 
-    def step(state: FactoredDescent) -> tuple[FactoredDescent, Check, Status | None]:
-        plan, value, n_iter = state.plan, state.value, state.n_iter + 1
-        check = Check(value, 0.0, 0.0)
-        if value <= loop.least:
-            return replace(state, n_iter=n_iter), check, Status.STATIONARY
-        basis = None if state.basis is None else np.asarray(state.basis.cpu().numpy())
-        entries = np.asarray((plan.row * len(q) + plan.column).cpu().numpy())
-        if basis is not None:
-            entries = union(entries, basis[basis >= 0])
-        try:
-            vertex = find_vertex(state.cost, state.duals, entries, basis, state.stalled)
-        except TransportError as error:
-            logger.info("%s; the plan found so far is returned", error)
-            return replace(state, n_iter=n_iter), check, Status.TRANSPORT
-        corner = SparseCoupling.of(vertex.plan, p.device)
-        ahead = gradient(corner, p)
-        slope = _expected_cost(state.cost, corner) - value
-        curvature = _expected_cost(ahead, corner) - _expected_cost(ahead, plan) - slope
-        length, fall = lowest_on_segment(slope, curvature)
-        stalled = fall <= STALLED * tol * value
-        if state.stalled and fall <= tol * value:
-            last, status = finish(replace(state, n_iter=n_iter), vertex.duals)
-            if stalled or status is Status.STATIONARY:
-                return last, check, status
-        kept: dict[str, Any] = {
-            "n_iter": n_iter,
-            "duals": vertex.duals,
-            "basis": _basis_tensor(vertex),
-            "stalled": stalled,
-        }
-        if fall <= 0:
-            after = replace(state, **kept)
-        else:
-            after = make_state(corner if length == 1 else _interpolate(plan, corner, length), **kept)
-        if flows and fall <= tol * value:  # another step would be a flow, for as little
-            last, status = finish(after, after.duals)
-            if status is Status.STATIONARY or (stalled and tol >= COARSE):
-                return last, check, status
-        return after, check, None
+    def inner(self, cost: FactoredCost, plan: SparseCoupling) -> float:
+        i, j = plan.row, plan.column
+        costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
+        return float(plan.mass @ costs)
 
-    return iterate(FactoredDescent, step, begin, loop)
+    def vertex(self, state: FactoredState, priced: bool) -> VertexResult:
+        entries = (state.plan.row * state.plan.shape[1] + state.plan.column).cpu().numpy()
+        return self._solve_linear(state.cost, state.dual, entries, state.basis, priced)
+
+    def bound(self, state: FactoredState) -> tuple[Tensor, Tensor]:
+        dual, row = state.dual, transform_potentials(state.cost, self.order, state.dual)
+        if self.ignores_pricing:  # a flow's potentials are those of its own entries
+            dual = transform_potentials(state.cost.T, self.order.transpose, row)
+        return dual_bound(row, dual, self.p, self.q), dual
+
+    def mix(
+        self, state: FactoredState, vertex: SparseCoupling, change: FactoredCost, length: float
+    ) -> tuple[SparseCoupling, FactoredCost]:
+        if length < 1:
+            mixed = state.plan.matrix * (1 - length) + vertex.matrix * length
+            vertex = SparseCoupling.of(mixed.tocsr(), vertex.device)
+        return vertex, self.linearise(vertex)
+
+    def _solve_linear(
+        self, cost: FactoredCost, dual: Tensor, entries: Array, basis: Tensor | None, priced: bool
+    ) -> VertexResult:
+        rounds = PRICING_ROUNDS if priced and not self.ignores_pricing else 1
+        p, q, b = (side.cpu().numpy() for side in (self.p, self.q, dual))
+        known = None if basis is None else basis.numpy()
+        found = solve_transport(TiledCost.of(cost, self.order), p, q, b, entries, rounds, known)
+        own = None if found.basis is None else torch.from_numpy(found.basis)
+        plan = SparseCoupling.of(found.plan, self.p.device)
+        return VertexResult(plan, torch.from_numpy(found.duals[1]).to(dual), own)
 
 
-def _expected_cost(cost: FactoredCost, plan: SparseCoupling) -> float:
-    """<C, T>, from the entries of the plan."""
-    i, j = plan.row, plan.column
-    costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
-    return float(plan.mass @ (costs if cost.extra is None else costs.add_(cost.extra[i, j])))
-
-
-def _interpolate(plan: SparseCoupling, vertex: SparseCoupling, length: float) -> SparseCoupling:
-    """T + t (S - T)."""
-    return SparseCoupling.of((plan.matrix * (1 - length) + vertex.matrix * length).tocsr(), plan.device)
-
-
-def _basis_tensor(vertex: FactoredVertex) -> Tensor | None:
-    """The basis of a vertex, for a state."""
-    return None if vertex.basis is None else torch.from_numpy(vertex.basis)
+def transform_potentials(cost: FactoredCost, order: Order, dual: Tensor) -> Tensor:
+    """The c-transform (N,) of column potentials (K,)."""
+    return torch.from_numpy(TiledCost.of(cost, order).c_transform(dual.cpu().numpy())[0]).to(dual)

@@ -13,7 +13,7 @@ from torchgw.objective.hessian import Hessian
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
-from torchgw.solvers.newton import marginal_stiffness
+from torchgw.solvers.entropic import marginal_stiffness
 from torchgw.spaces import FactoredDistances
 from torchgw.types import DistanceProvider
 

@@ -7,20 +7,18 @@ score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a co
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.couplings.rounding import round_plan, round_tiles
-from torchgw.kernels import LOG2E
+from torchgw.couplings.rounding import Rounding, round_plan, round_tiles
 from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
 from torchgw.kernels.tiles import TILE, UNIT, TiledPlan, Tiles, all_tiles, choose_tiles
-from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
@@ -32,14 +30,7 @@ from torchgw.runtime.scratch import scratches
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import (
-    Scaler,
-    ScalingRun,
-    ScalingState,
-    finish_scaling,
-    iterate_and_absorb,
-    iterate_scaling,
-)
+from torchgw.sinkhorn.scaling import Scaler, ScalingRun, ScalingState, finish_scaling, iterate_scaling, start_scaling
 from torchgw.sinkhorn.sides import LARGEST_RATIO, MarginalConstraint
 from torchgw.solvers.warm_start import WarmStart, adapt_potentials
 from torchgw.types import Softmins
@@ -50,44 +41,33 @@ SKIPPED_FROM = 4096
 SETTLED_RATIO = 3e4
 
 
+Centred: TypeAlias = tuple[FactoredCost, Tensor, Tensor]
+"""A centred cost, and the terms (N,), (K,) that centring takes off its score."""
+
+
 @storable
 class LinearProblem(NamedTuple):
     """A linear transport problem.
 
     A, B : factors (N, r), (K, r) of its score -cost / epsilon, in base 2, up to row and column terms.
     row, column : its sides: log masses, and the marginal model with those terms.
-    extra : (N, K), added to the score, or None.
     """
 
     A: Tensor
     B: Tensor
     row: MarginalConstraint
     column: MarginalConstraint
-    extra: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls, cost: FactoredCost, epsilon: float | Tensor, row: MarginalConstraint, column: MarginalConstraint
-    ) -> LinearProblem:
-        """The problem with this cost; its potentials are those of the score 2 U V^T log2(e) / epsilon."""
-        extra = None if cost.extra is None else cost.extra * (-LOG2E / epsilon)
-        return cls(*cost.balanced_score(epsilon), row, column, extra)
-
-    def potentials_from_sums(self, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
-        rows, columns = (side.to(f.dtype) for side in sums)
-        largest = SETTLED_RATIO if self.row.has_divergence and self.column.has_divergence else LARGEST_RATIO
-        return self.row.potential_from_sums(rows, f, largest), self.column.potential_from_sums(columns, g, largest)
 
 
 class InnerSolution(NamedTuple):
     """A linear problem that was solved.
 
     coupling : the plan T (N, K), rounded onto the marginals.
-    warm_start : the cost with its own potentials.
+    warm_start : the cost with its own potentials, which are those before rounding.
     host_numbers : what the host is to know (3,): <C, T>, the sum of the absolute terms that cancel in it, and the
         largest potential.
     next_cost : the cost that the gradient has at the plan, where a GPU has found it with the rest.
+    rounding : of a stored plan.
     residual, n_iter, warm_residual : of the iteration, see `torchgw.sinkhorn.loop.SinkhornState`.
     """
 
@@ -95,6 +75,7 @@ class InnerSolution(NamedTuple):
     warm_start: WarmStart
     host_numbers: Tensor
     next_cost: FactoredCost | None
+    rounding: Rounding | None
     residual: Tensor | float
     n_iter: int
     warm_residual: Tensor | float
@@ -121,7 +102,7 @@ class InnerSolver(Protocol):
 
 
 class StoredSolver:
-    """Stores score and plan, 8 bytes for each pair in float32, and reuses both, with the masses in their dtype."""
+    """Stores score and plan in the dtype of the potentials, 8 bytes for each pair in float32, and reuses both."""
 
     def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
         self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
@@ -136,28 +117,29 @@ class StoredSolver:
         gradient: Gradient | None = None,
     ) -> InnerSolution:
         assert warm.epsilon is not None
-        score, plan = self._memory(cost.a, len(cost.b))
-        ratio, at = as_graph_numbers(cost.a.device, warm.epsilon / epsilon, epsilon, self.model)
+        score, plan = self._memory(warm.f, len(warm.f), len(warm.g))
+        ratio, at = as_graph_numbers(plan.device, warm.epsilon / epsilon, epsilon, self.model)
         start = WarmStart(cost, warm.f, warm.g)
-        begun = _begin_scaling(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
-        found, masses = self._run_scaling(begun.row, begun.column, begun.scaling), self.model.masses_in(cost.a.dtype)
-        terms, marginals = (cost.a, cost.b), self.model.marginals
+        known, sides, first = _begin_scaling(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
+        found = self._run_scaling(*sides, first)
         ahead = gradient.without_scale if plan.is_cuda and isinstance(gradient, ExactGradient) else None
-        begun = begun._replace(scaling=found.state)
-        f, g, told, following = _finish_plan(score, plan, begun, terms, masses, marginals, at, ahead)
-        return InnerSolution(DenseCoupling(plan), WarmStart(cost, f, g, epsilon), told, following, *found[1:])
+        f, g, told, rounding, following = _finish_plan(
+            score, plan, known, found.state, (cost.a, cost.b), self._constraints, at, ahead
+        )
+        end = WarmStart(cost, f, g, epsilon)
+        return InnerSolution(DenseCoupling(plan), end, told, following, rounding, *found[1:])
 
     def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        """Leaves the plan, not rounded, in the buffer."""
-        score, plan = self._memory(linear.A, len(linear.B))
-        first = _absorb_start(self.kernel, linear, f, g, score, plan)
+        score, _ = self._memory(linear.A, len(linear.A), len(linear.B))
+        torch.mm(linear.A, linear.B.T, out=score)
+        first = start_scaling(self.kernel.bind(score), linear.row, linear.column, self._plan, f, g)
         found = self._run_scaling(linear.row, linear.column, first)
-        f, g, largest = finish_scaling(plan, found.state)
+        f, g, largest = finish_scaling(self._plan, found.state)
         return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
 
-    def _memory(self, like: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    def _memory(self, like: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """The buffers of score and plan (N, K)."""
-        shape = len(like), columns
+        shape = rows, columns
         if self._score.shape != shape or self._score.dtype != like.dtype or self._score.device != like.device:
             self._score = self._plan = torch.empty(0)  # which may be the same memory
             self._score, self._plan = scratches(2, *shape, dtype=like.dtype, device=like.device)
@@ -166,22 +148,6 @@ class StoredSolver:
     def _run_scaling(self, row: MarginalConstraint, column: MarginalConstraint, first: ScalingState) -> ScalingRun:
         scaler = Scaler(self.kernel.bind(self._score), row, column, self._plan)
         return iterate_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
-
-
-class InitialScaling(NamedTuple):
-    """A linear problem of a stored score after its first iteration.
-
-    cost : its cost, centred, without a stored part.
-    shifts : row (N,) and column (K,) terms that this takes off its score.
-    row, column : its sides.
-    scaling : where the iteration is.
-    """
-
-    cost: FactoredCost
-    shifts: tuple[Tensor, Tensor]
-    row: MarginalConstraint
-    column: MarginalConstraint
-    scaling: ScalingState
 
 
 def as_graph_numbers(
@@ -205,51 +171,52 @@ def _begin_scaling(
     sums: tuple[Tensor, Tensor] | None,
     score: Tensor,
     plan: Tensor,
-) -> InitialScaling:
-    """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon."""
+) -> tuple[Centred, tuple[MarginalConstraint, MarginalConstraint], ScalingState]:
+    """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon, after its first iteration:
+    the cost without a stored part, and its sides."""
     assert start.cost is not None
     centred, *shifts, f, g = adapt_potentials(start.cost, start.f, start.g, ratio, epsilon, model.logs)
-    sides = model.make_constraints(epsilon, centred, f.dtype)
-    linear = LinearProblem.of(centred, epsilon, *sides)
+    row, column = model.make_constraints(epsilon, centred, score.dtype)
+    if centred.U.dtype == score.dtype:
+        centred.stored_score(epsilon, score)
+    else:
+        score.copy_(centred.stored_score(epsilon))
     if sums is not None:
-        f, g = linear.potentials_from_sums(sums, f, g)
-    bare = replace(centred, extra=None)
-    return InitialScaling(bare, (shifts[0], shifts[1]), *sides, _absorb_start(kernel, linear, f, g, score, plan))
+        f, g = potentials_from_sums((row, column), sums, f, g)
+    first = start_scaling(kernel.bind(score), row, column, plan, f, g)
+    return (replace(centred, extra=None), shifts[0], shifts[1]), (row, column), first
 
 
-@as_cuda_graph("score", "plan")
-def _absorb_start(
-    kernel: Kernel, linear: LinearProblem, f: Tensor, g: Tensor, score: Tensor, plan: Tensor
-) -> ScalingState:
-    """A linear problem after its first iteration, its score stored."""
-    torch.mm(linear.A, linear.B.T, out=score)
-    if linear.extra is not None:
-        score += linear.extra
-    bound, row, column = kernel.bind(score), linear.row, linear.column
-    if column.has_divergence and not row.has_divergence:
-        f = row.potential(bound.softmin(g, 1))
-    return iterate_and_absorb(bound, row, column, plan, f, g)
+def potentials_from_sums(
+    sides: tuple[MarginalConstraint, MarginalConstraint], sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
+    row, column = sides
+    largest = SETTLED_RATIO if row.has_divergence and column.has_divergence else LARGEST_RATIO
+    rows, columns = (side.to(f.dtype) for side in sums)
+    return row.potential_from_sums(rows, f, largest), column.potential_from_sums(columns, g, largest)
 
 
 @as_cuda_graph("plan")
 def _finish_plan(
     score: Tensor,
     plan: Tensor,
-    begun: InitialScaling,
+    cost: Centred,
+    last: ScalingState,
     terms: tuple[Tensor, Tensor],
-    masses: tuple[Tensor, Tensor],
-    marginals: Marginals,
+    model: Model,
     epsilon: float | Tensor,
     gradient: ExactGradient | None,
-) -> tuple[Tensor, Tensor, Tensor, FactoredCost | None]:
-    """The potentials of the cost as it was, and what is told of the plan, which is rounded; its own cost."""
-    (p, q), (f, g, largest) = masses, finish_scaling(plan, begun.scaling)
-    round_plan(plan, p, q, marginals)
-    value = begun.cost.expectation_from_score(_overlap(score, plan), epsilon, p, q)
-    cancelling = terms[0].abs() @ p + terms[1].abs() @ q
-    f, g = torch._foreach_sub((f, g), begun.shifts)
+) -> tuple[Tensor, Tensor, Tensor, Rounding, FactoredCost | None]:
+    """The potentials of the cost as it was, what is told of the plan, which is rounded, and how; its own cost."""
+    (centred, *shifts), (f, g, largest) = cost, finish_scaling(plan, last)
+    p, q = (mass.to(plan.dtype) for mass in model.masses)
+    rounding = round_plan(plan, p, q, model.marginals)
+    a, b, one, other = (part.to(p) for part in (centred.a, centred.b, *terms))
+    value = replace(centred, a=a, b=b).expectation_from_score(_overlap(score, plan), epsilon, p, q)
+    cancelling = one.abs() @ p + other.abs() @ q
     following = None if gradient is None else gradient.cost(DenseCoupling(plan), p)
-    return f, g, torch.stack((value, cancelling, largest)), following
+    return f - shifts[0], g - shifts[1], torch.stack((value, cancelling, largest)), rounding, following
 
 
 class StreamedSolver:
@@ -277,10 +244,10 @@ class StreamedSolver:
         gradient: Gradient | None = None,
     ) -> InnerSolution:
         centred, *shifts, f, g = warm.adapt(cost, epsilon, self.model)
-        model = self.model
-        linear = LinearProblem.of(centred, epsilon, *model.make_constraints(epsilon, centred, f.dtype))
-        A, B = linear.A, linear.B
-        state = self.potentials(linear, *((f, g) if sums is None else linear.potentials_from_sums(sums, f, g)))
+        model, (A, B) = self.model, centred.balanced_score(epsilon)
+        sides = model.make_constraints(epsilon, centred, f.dtype)
+        f, g = (f, g) if sums is None else potentials_from_sums(sides, sums, f, g)
+        state = self.potentials(LinearProblem(A, B, *sides), f, g)
         tiles = self.tiles(A, B, state.f, state.g)
         (p, q), left, right = model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         plan = TiledPlan(left, right, state.f.double(), state.g.double(), tiles)
@@ -291,10 +258,9 @@ class StreamedSolver:
         told = torch.stack((value, cost.a.abs() @ p + cost.b.abs() @ q, state.largest))
         f, g = torch._foreach_sub((state.f, state.g), shifts)
         known = state.residual, state.n_iter, state.warm_residual
-        return InnerSolution(rounded.coupling(A, B), WarmStart(cost, f, g, epsilon), told, None, *known)
+        return InnerSolution(rounded.coupling(A, B), WarmStart(cost, f, g, epsilon), told, None, None, *known)
 
     def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        assert linear.extra is None, "what streams has factors"
         score, most = self.score(linear.A, linear.B, f, g), self.options.exact_max_iter
         return sinkhorn(score, linear.row, linear.column, f, g, options=self.options, max_iter=most)
 

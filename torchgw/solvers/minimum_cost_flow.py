@@ -7,9 +7,9 @@ time. What is left of the masses is for the caller to put right. The prices are 
     b_j = min over entries of a_i + C_ij,    a_i = min over entries with flow of b_j - C_ij,    prices (-a, b),
 
 which end because no cycle of the flow's residual graph costs less than nothing; so entries with flow cost their prices,
-and no entry less, but for half a step. Between many points the last paths are thousands of entries long, and after a
-few rounds prices are settled here and not there: they prove less than the potentials by which costs were reduced, and
-lead to worse entries, so there are none.
+and no entry less, but for half a step. Between many points the last paths are thousands of entries long. Prices that
+have not settled prove less than the potentials by which costs were reduced, and lead to worse entries, so there are
+none.
 
 Sources: A. Goldberg, "An efficient implementation of a scaling minimum-cost flow algorithm", 1997, as OR-tools has it.
 """
@@ -20,31 +20,21 @@ import math
 from fractions import Fraction
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from torchgw.solvers.transport_lp import TransportError
 from torchgw.types import Array
 
 UNITS = 2**50  # of the whole, where masses have none in common
 FEW_SHARES, LARGEST_SHARE = 64, 2**22  # masses that differ, and parts of the whole, among which common ones are sought
 LARGEST, STEPS = (2**56, 2**48, 2**40), 2**45  # of numbers, tried in turn; of steps up to the largest cost
-VISITS, ROUNDS = 2**24, 64  # of entries, and of paths that grow by one with flow and one without, at least
+VISITS = 2**26  # of entries by paths that grow shorter
 LOST = 1e-9  # share of the mass that rounding to integers may leave without a way
 
 
-class Flow(NamedTuple):
-    """A flow on m entries and its prices.
-
-    x : (m,), as much as flows through each entry.
-    row_dual, column_dual : (N,), (K,), in units of cost, with sums that are at most the costs, up to rounding, where
-        paths have ended; or zero.
-    """
-
-    x: Array
-    row_dual: Array
-    column_dual: Array
+class TransportError(ArithmeticError):
+    """A linear transport problem was not solved to its optimum."""
 
 
 def has_ortools() -> bool:
@@ -52,9 +42,10 @@ def has_ortools() -> bool:
     return find_spec("ortools") is not None
 
 
-def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array) -> Flow:
+def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array) -> tuple[Array, Array, Array]:
     """The flow of least cost (m,) >= 0 from rows of masses p (N,) to columns of masses q (K,) through the entries
-    (``row``, ``column``), which are sorted by row.
+    (``row``, ``column``), which are sorted by row: how much flows through each entry (m,), and its prices (N,), (K,),
+    or zeros where they have not settled.
 
     Raises
     ------
@@ -80,7 +71,8 @@ def minimum_cost_flow(cost: Array, row: Array, column: Array, p: Array, q: Array
     if x.sum() < (1 - LOST) * p.sum():
         shape = f"{n} x {k}, {len(cost)} entries"
         raise TransportError(f"the linear transport problem ({shape}) was not solved: {status.name}")
-    return Flow(x, *(step * side for side in _prices(whole, row, column, x > 0, n, k)))
+    a, b = shortest_path_prices(whole, row, column, x > 0, n, k, visits=VISITS)
+    return x, step * a, step * b
 
 
 def _to_integers(p: Array, q: Array) -> tuple[Array, Array, float]:
@@ -107,21 +99,30 @@ def _common_units(p: Array, q: Array) -> int:
     return found
 
 
-def _prices(cost: Array, row: Array, column: Array, flowing: Array, n: int, k: int) -> tuple[Array, Array]:
-    """Prices (N,), (K,) of costs that are integers, by paths that grow shorter until none does, or `VISITS` are made;
-    zero where these are less than `ROUNDS` rounds."""
-    a, b, rounds = np.zeros(n, dtype=np.int64), np.zeros(k, dtype=np.int64), VISITS // len(cost)
-    if rounds < ROUNDS:
-        return a, b
-    by_column = np.argsort(column, kind="stable")
-    starts, sources, lengths = np.searchsorted(column[by_column], np.arange(k)), row[by_column], cost[by_column]
-    back_columns, back = column[flowing], cost[flowing]
-    rows, back_starts = np.unique(row[flowing], return_index=True)  # one without flow keeps the price zero
-    for _ in range(rounds):
-        nearer = np.minimum(b, np.minimum.reduceat(a[sources] + lengths, starts))
-        closer = a.copy()
-        closer[rows] = np.minimum(a[rows], np.minimum.reduceat(nearer[back_columns] - back, back_starts))
-        if np.array_equal(closer, a) and np.array_equal(nearer, b):
-            break
+def shortest_path_prices(
+    cost: Array,
+    row: Array,
+    column: Array,
+    flowing: Array,
+    n: int,
+    k: int,
+    negligible: float = 0,
+    visits: float = math.inf,
+) -> tuple[Array, Array]:
+    """Prices (N,), (K,) by paths that grow shorter by more than is negligible until none does; zeros where that takes
+    more ``visits`` of entries, which are sorted by row."""
+    a, b, first = np.zeros(n, cost.dtype), np.zeros(k, cost.dtype), np.searchsorted(row, np.arange(n + 1))
+    rows, back = np.arange(n), np.flatnonzero(flowing)
+    while len(rows):
+        count = first[rows + 1] - first[rows]
+        entry = np.arange(count.sum()) + np.repeat(first[rows] - np.cumsum(count) + count, count)
+        visits -= len(entry) + len(back)
+        if visits < 0:
+            return np.zeros_like(a), np.zeros_like(b)
+        nearer, closer = b.copy(), a.copy()
+        np.minimum.at(nearer, column[entry], a[row[entry]] + cost[entry])
+        nearer = np.where(nearer < b - negligible, nearer, b)
+        np.minimum.at(closer, row[back], nearer[column[back]] - cost[back])
+        rows = np.flatnonzero(closer < a - negligible)
         a, b = closer, nearer
     return -a, b

@@ -33,7 +33,7 @@ from torchgw.marginals import Partial
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.frank_wolfe import FreeColumns, Polytope, TransportPlans
+from torchgw.solvers.conditional_gradient import FreeColumns, Polytope, TransportPlans
 from torchgw.types import Coupling
 
 APART = 2.0  # times the largest cost: what both further points cost each other
@@ -90,7 +90,7 @@ class ModelForm:
         return self.model.marginals.weights[0] < math.inf
 
     def make_polytope(self, exact: bool, rough: bool = False) -> Polytope:
-        """Those of the form, see `torchgw.solvers.frank_wolfe.TransportPlans`."""
+        """Those of the form, see `torchgw.solvers.conditional_gradient.TransportPlans`."""
         return FreeColumns(*self.masses) if self.has_free_side else TransportPlans(*self.masses, exact, rough)
 
     @cached_property
@@ -106,7 +106,7 @@ class ModelForm:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
         (p, q), marginals = self.model.masses, self.model.marginals
         plan.mul_((marginals.total or 1.0) / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
-        plan = round_plan(plan, p, q, marginals)
+        round_plan(plan, p, q, marginals)
         if not self.has_slack_points:
             return plan.T.contiguous() if self.has_free_rows else plan
         whole = torch.nn.functional.pad(plan, (0, 1, 0, 1))

@@ -3,15 +3,14 @@
     max sum T_ij s_ij,         s 1 <= 1,  s^T 1 <= 1,  s >= 0;    its dual is
     min sum u_i + sum v_j,     u_i + v_j >= T_ij,  u, v >= 0.
 
-Stored plans are assigned by SciPy, plans of few entries by an auction on these. Of others, cells of points give
-potentials first: the linear problem between cells, and v_j = max over row cells I of T_Ij - u_I. Entries that are
-nearly worth their potentials are candidates, some of each row, drawn at random where many are alike. The best
-assignment among them, by an auction, has potentials, which are shortest paths; entries that are worth more than those
-are the next candidates. With u_i raised to max_j (T_ij - v_j) the potentials hold for all N K entries, so their sum is
-a bound at every step.
+a linear transport problem with one row and column more, see `torchgw.solvers.linear_oracle`. Stored plans and plans of
+few entries are assigned with all of these. Of others, cells of points give potentials first: the linear problem between
+cells, and v_j = max over row cells I of T_Ij - u_I. Entries that are nearly worth their potentials are candidates, some
+of each row, drawn at random where many are alike, and those that are worth more than the potentials of the best
+assignment among them are the next ones. With u_i raised to max_j (T_ij - v_j) the potentials hold for all N K entries,
+so their sum is a bound at every step.
 
-Sources: D. P. Bertsekas, D. A. Castanon, "A forward/reverse auction algorithm for asymmetric assignment problems",
-1992; B. Schmitzer, "A sparse multiscale algorithm for dense optimal transport", 2016.
+Source: B. Schmitzer, "A sparse multiscale algorithm for dense optimal transport", 2016.
 """
 
 from __future__ import annotations
@@ -30,21 +29,20 @@ from torchgw.couplings.potential import PotentialCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import centres
-from torchgw.linalg.sparse_entries import entry_rows, make_csr, select_entries
-from torchgw.solvers.transport_lp import estimate_duals, transport
-from torchgw.spaces.hierarchy import bisect
+from torchgw.linalg.sparse_entries import make_csr, select_entries
+from torchgw.solvers.linear_oracle import solve_transport
+from torchgw.solvers.transport_costs import DenseCost, SparseCost, union
+from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
 
 STORED = 2**25  # entries up to which a plan is stored
-TOLERANCE, ROUNDS = 0.01, 6  # of the total
+TOLERANCE = 0.01  # of the total
 SLACK = 1e-6  # of the points: columns that stay alone where there are no more than rows
 CELLS = 1500  # of each side
 CANDIDATES, SPREAD = 10, 0.03  # of each row; and how far they may be below their potentials, of the row's best entry
-COOLING = 0.1  # of the spread in each round, and of the step of an auction
+COOLING = 0.1  # of the spread in each round
 SHIFTS = 2**20  # of the random numbers that rows draw candidates by
-FIRST_STEP = 0.25  # of an auction without prices to begin with, of the largest entry
-PATHS = 2000  # rounds of paths at the most
-RESOLVED = 1e-12  # of the largest entry: the last step of an auction, and steps of potentials
+RESOLVED = 1e-12  # of potentials
 
 
 class Assignment(NamedTuple):
@@ -64,7 +62,7 @@ class Assignment(NamedTuple):
 def assign(coupling: BlockCoupling, tolerance: float = TOLERANCE, stored: int = STORED) -> Assignment:
     """The assignment of most mass of a plan (N, K), which is stored where it has up to so many entries.
 
-    Exact for stored plans and plans of few entries; of others within a tolerance of the bound where `ROUNDS` suffice.
+    Exact for stored plans and plans of few entries; of others within a tolerance of the bound.
     """
     n, k = coupling.shape
     if isinstance(coupling, SparseCoupling):
@@ -92,114 +90,14 @@ def assign_dense(plan: Array) -> Assignment:
 def assign_sparse(W: Any) -> Assignment:
     """Of a CSR array (N, K)."""
     W = select_entries(W, W.data > 0)
-    most = float(W.data.max(initial=0.0))
-    mate, u, v = auction(W, np.zeros(W.shape[1]), FIRST_STEP * most)
-    row = np.flatnonzero(mate >= 0)
-    return Assignment(row, mate[row], _entries_at(W, row, mate[row]), float(u.sum() + v.sum()))
-
-
-def auction(W: Any, v: Array, step: float) -> tuple[Array, Array, Array]:
-    """The column (N,) of each row in an assignment of most weight of a CSR array (N, K) of positive entries, -1 for
-    rows that stay alone, and dual potentials u (N,), v (K,).
-
-    Rows without a column bid for the best, at what leaves them as much as the second best, less a step. Columns
-    without a row, whose price is not zero, then bid for rows. So no pair misses more than a step, and the total misses
-    as many steps as it has pairs; steps shrink to the rounding of the entries.
-
-    Parameters
-    ----------
-    v : prices (K,) >= 0 to begin with.
-    step : the first step; the nearer the prices to the optimal ones, the smaller.
-    """
-    (n, k), T, tiny = W.shape, W.T.tocsr(), np.finfo(np.float64).tiny  # without a step equal bids never end
-    v = np.where(np.diff(T.indptr) > 0, v, 0.0)
-    mate, owner, least = np.full(n, -1), np.full(k, -1), max(RESOLVED * float(W.data.max(initial=0.0)), tiny)
-    while True:
-        u = _profits(W, v)
-        has = np.flatnonzero(mate >= 0)
-        paid = _entries_at(W, has, mate[has]) - v[mate[has]]
-        leaves = paid < u[has] - step
-        u[has] = paid
-        owner[mate[has[leaves]]] = mate[has[leaves]] = -1
-        _bid(W, v, u, mate, owner, step)
-        _bid(T, u, v, owner, mate, step)
-        if step <= least:
-            return mate, _profits(W, v), v
-        step = max(step * COOLING, least)
-
-
-def _profits(W: Any, v: Array) -> Array:
-    """max over columns of W_ij - v_j, and zero, (N,)."""
-    u = np.zeros(W.shape[0])
-    rows = np.flatnonzero(np.diff(W.indptr))
-    u[rows] = _best_two(W, rows, v)[1].clip(min=0.0)
-    return u
-
-
-def _best_two(W: Any, rows: Array, v: Array) -> tuple[Array, Array, Array]:
-    """The entry with the largest W_ij - v_j of each of some rows that have any, this, and the second largest; each
-    (m,)."""
-    count = np.diff(W.indptr)[rows]
-    ends = np.cumsum(count)
-    starts = ends - count
-    entry = np.arange(count.sum()) + np.repeat(W.indptr[rows] - starts, count)
-    worth = W.data[entry] - v[W.indices[entry]]
-    best = np.maximum.reduceat(worth, starts)
-    hit = np.flatnonzero(worth == np.repeat(best, count))[::-1]
-    at = np.empty(len(rows), dtype=np.int64)
-    at[np.searchsorted(ends, hit, side="right")] = hit  # of several the first, which comes last
-    worth[at] = -np.inf
-    return entry[at], best, np.maximum.reduceat(worth, starts)
-
-
-def _bid(W: Any, v: Array, u: Array, mate: Array, owner: Array, step: float) -> None:
-    """Let rows without a mate, that have a profit, bid until none is left; all arrays are written to."""
-    rows, won = np.flatnonzero((mate < 0) & (u > 0)), np.empty(len(v), dtype=np.int64)
-    while len(rows):
-        entry, best, second = _best_two(W, rows, v)
-        some = best > 0
-        u[rows[~some]] = 0.0
-        rows, column, left = rows[some], W.indices[entry[some]], (second[some] - step).clip(min=0.0)
-        price = W.data[entry[some]] - left
-        order = np.argsort(price, kind="stable")
-        won[column[order]] = rows[order]  # the highest bid comes last
-        wins = won[column] == rows
-        row, column, lost = rows[wins], column[wins], rows[~wins]
-        outbid = owner[column]
-        outbid = outbid[outbid >= 0]
-        mate[outbid] = -1
-        mate[row], owner[column], v[column], u[row] = column, row, price[wins], left[wins]
-        rows = np.concatenate((lost, outbid))
-
-
-def compute_potentials(W: Any, mate: Array) -> tuple[Array, Array]:
-    """Potentials u (N,), v (K,) >= 0 of an assignment of most weight, the v as small as they can be:
-
-    v_j = max over rows i of W_ij - W_i,mate(i) + v_mate(i), and zero.
-    """
-    n, k = W.shape
-    has = np.flatnonzero(mate >= 0)
-    paid, v, owner = np.zeros(n), np.zeros(k), np.full(k, -1)
-    paid[has], owner[mate[has]] = _entries_at(W, has, mate[has]), has
-    rows, least = np.arange(n), RESOLVED * float(W.data.max(initial=0.0))
-    for _ in range(PATHS):
-        count, first = np.diff(W.indptr)[rows], W.indptr[rows]
-        entry = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
-        worth = np.where(mate[rows] >= 0, v[mate[rows]], 0.0) - paid[rows]
-        raised = v.copy()
-        np.maximum.at(raised, W.indices[entry], W.data[entry] + np.repeat(worth, count))
-        rows = owner[raised > v + least]
-        v, rows = raised, rows[rows >= 0]
-        if len(rows) == 0:
-            break
-    u = np.zeros(n)
-    np.maximum.at(u, entry_rows(W), W.data - v[W.indices])
-    return u, v
-
-
-def _entries_at(W: Any, row: Array, column: Array) -> Array:
-    found: Array = np.asarray(W[row, column]).ravel()
-    return found
+    if W.nnz == 0:
+        nothing = np.empty(0, dtype=np.int64)
+        return Assignment(nothing, nothing, np.empty(0), 0.0)
+    # The smallest numbers have no room for prices.
+    cost = SparseCost(csr_array((W.data / W.data.max(), W.indices, W.indptr), shape=W.shape))
+    row, column = match_entries(cost, np.zeros(W.shape[1]), cost.every)
+    mass = np.asarray(W[row, column]).ravel()
+    return Assignment(row, column, mass, float(mass.sum()))
 
 
 def _make_factored_plan(coupling: BlockCoupling) -> FactoredPlan | None:
@@ -223,24 +121,68 @@ def _make_factored_plan(coupling: BlockCoupling) -> FactoredPlan | None:
 
 def _assign_by_pricing(plan: FactoredPlan, tolerance: float) -> Assignment:
     """Of a plan (N, K) by its factors, N <= K."""
-    (n, k), bounds, rng = plan.shape, plan.bounds(), torch.Generator().manual_seed(0)
     u, v = estimate_potentials(plan)
-    spread = SPREAD
-    W, bound = csr_array((n, k)), np.inf
-    for _ in range(ROUNDS):
-        u, found = _find_candidates(plan, u, v, bounds, spread, rng)
-        bound = min(bound, float(u.sum() + v.sum()))
-        W = W.maximum(found).tocsr()
-        mate, _, _ = auction(W, v.numpy(), spread * float(W.data.mean()))
-        row = np.flatnonzero(mate >= 0)
-        column, mass = mate[row], _entries_at(W, row, mate[row])
-        if bound <= (1 + tolerance) * float(mass.sum()):
-            break
-        u, v = (torch.from_numpy(side) for side in compute_potentials(W, mate))
-        spread *= COOLING
-    source, target = plan.row_order.numpy()[row], plan.column_order.numpy()[column]
+    cost = _PlanCost(plan, u, tolerance)
+    row, column = match_entries(cost, v.numpy(), cost.slack)
+    mass, source = np.asarray(cost.W[row, column]).ravel(), plan.row_order.numpy()[row]
     order = np.argsort(source)
-    return Assignment(source[order], target[order], mass[order], bound)
+    return Assignment(source[order], plan.column_order.numpy()[column[order]], mass[order], cost.bound)
+
+
+def match_entries(cost: SparseCost, price: Array, entries: Array) -> tuple[Array, Array]:
+    """Rows and columns (m,), rows ascending, of the assignment of most weight, by prices (K,) >= 0 to begin with."""
+    n, k = cost.W.shape
+    masses = np.append(np.ones(n), k), np.append(np.ones(k), n)
+    plan = solve_transport(cost, *masses, np.append(-price, 0.0), entries).plan[:n, :k].tocoo()
+    some = plan.data > 0.5
+    return plan.coords[0][some], plan.coords[1][some]
+
+
+class _PlanCost(SparseCost):
+    """The negative entries of a plan by its factors, of those that were looked at.
+
+    bound : no assignment has more mass.
+    """
+
+    def __init__(self, plan: FactoredPlan, u: Tensor, tolerance: float) -> None:
+        super().__init__(csr_array(plan.shape))
+        self.plan, self.u, self.tiles, self.tolerance = plan, u, plan.bounds(), tolerance
+        self.bound, self.spread, self.rng = np.inf, SPREAD, torch.Generator().manual_seed(0)
+
+    def cheapest(self, dual: Array) -> Array:
+        """Of each row some that are nearly worth the most, drawn at random where many are alike."""
+        return union(self.slack, self._look(self.u, torch.from_numpy(-dual[:-1]), 0.0))
+
+    def below(self, duals: tuple[Array, Array], limit: float) -> Array:
+        """The same, unless the bound is within the tolerance of the best assignment so far."""
+        u, v = (torch.from_numpy(-one[:-1] - other[-1]).clamp_min_(0.0) for one, other in (duals, duals[::-1]))
+        most = (1 + self.tolerance) * float(u.sum() + v.sum())
+        found = self.slack if self.bound <= most else self._look(u, v, -limit)
+        return self.slack if self.bound <= most else found
+
+    def _look(self, u: Tensor, v: Tensor, limit: float) -> Array:
+        """Flat positions, ascending, of candidates by potentials u (N,), v (K,), first of those that are worth more
+        than these and a limit."""
+        raised, parts = u.clone(), []
+        noise = torch.rand(self.plan.size * len(v) + SHIFTS, generator=self.rng)
+        for rows, columns, block in self.plan.entries_above(u, v, self.tiles, self.spread):
+            over = block - v[columns]
+            most = over.max(1)
+            raised[rows] = torch.maximum(u[rows], most.values)
+            own = block.gather(1, most.indices[:, None])
+            start = int(torch.randint(SHIFTS, (), generator=self.rng))
+            near = over >= torch.minimum(raised[rows, None] - self.spread * own, u[rows, None] * (1 + RESOLVED))
+            drawn = noise[start : start + over.numel()].view_as(over) * near + (over > u[rows, None] + limit)
+            drawn, at = drawn.topk(min(CANDIDATES, len(columns)), dim=1, sorted=False)
+            i, j = torch.nonzero((drawn > 0) & (block.gather(1, at) > 0)).unbind(1)
+            j = at[i, j]
+            parts.append(((rows.start + i).numpy(), columns[j].numpy(), block[i, j].numpy()))
+        self.spread *= COOLING
+        self.bound = min(self.bound, float(raised.sum() + v.sum()))
+        row, column, mass = (np.concatenate(side) for side in zip(*parts, strict=True))
+        found = make_csr(row, column, mass, self.plan.shape)
+        self.W = self.W.maximum(found).tocsr()
+        return self.positions(found)
 
 
 def estimate_potentials(plan: FactoredPlan) -> tuple[Tensor, Tensor]:
@@ -253,7 +195,7 @@ def estimate_potentials(plan: FactoredPlan) -> tuple[Tensor, Tensor]:
     alone = max(float(q.sum() - p.sum()), SLACK * float(q.sum()))  # of the columns, in a row more
     rows = torch.cat((p, p.new_tensor([alone]))).numpy()
     masses = rows, q.numpy() * (rows.sum() / q.numpy().sum())
-    dual = transport(cost.numpy(), *masses, [estimate_duals(cost, *masses, np.zeros(len(q)))]).dual
+    dual = solve_transport(DenseCost(cost.numpy(), *masses), *masses, np.zeros(len(q))).duals[1]
     price = torch.from_numpy(dual.max() - dual)
     rent = (W - price).amax(1).clamp_(min=0.0)
     v = _c_transform(plan, plan.B, plan.g, a, f, rent)
@@ -279,27 +221,3 @@ def _c_transform(plan: FactoredPlan, side: Tensor, own: Tensor, cells: Tensor, o
         scores = torch.addmm(other, side[part], cells.T).add_(own[part, None])
         found[part] = plan.scores_to_entries(scores).sub_(price).amax(1)
     return found.clamp_(min=0.0)
-
-
-def _find_candidates(
-    plan: FactoredPlan, u: Tensor, v: Tensor, bounds: Tensor, spread: float, rng: torch.Generator
-) -> tuple[Tensor, Any]:
-    """Potentials u (N,) that hold for all entries with v (K,), and candidates, CSR (N, K)."""
-    raised, parts = u.clone(), []
-    noise = torch.rand(plan.size * plan.shape[1] + SHIFTS, generator=rng)
-    for rows, columns, block in plan.entries_above(u, v, bounds, spread):
-        over = block - v[columns]
-        most = over.max(1)
-        raised[rows] = torch.maximum(u[rows], most.values)
-        own = block.gather(1, most.indices[:, None])
-        start = int(torch.randint(SHIFTS, (), generator=rng))
-        limit = torch.minimum(raised[rows, None] - spread * own, u[rows, None] * (1 + RESOLVED))
-        near = over >= limit
-        drawn = noise[start : start + over.numel()].view_as(over) * near
-        drawn, at = drawn.topk(min(CANDIDATES, len(columns)), dim=1, sorted=False)
-        i, j = torch.nonzero(drawn).unbind(1)
-        j = at[i, j]
-        parts.append(((rows.start + i).numpy(), columns[j].numpy(), block[i, j].numpy()))
-    row, column, value = (np.concatenate(side) for side in zip(*parts, strict=True))
-    some = value > 0
-    return raised, make_csr(row[some], column[some], value[some], plan.shape)

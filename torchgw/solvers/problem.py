@@ -27,12 +27,12 @@ from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import equal_masses
 from torchgw.solvers.model_form import make_search_models
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import equal_masses
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.low_rank import approximate_distances

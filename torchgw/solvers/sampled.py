@@ -1,9 +1,9 @@
-"""The sampled outer loop: linearise the objective at the current plan, solve the entropic transport problem, repeat.
+"""The entropic descent with a sampled gradient: the step of `torchgw.solvers.entropic`, with another end.
 
-    anchors ~ T -> cost C(T) -> score -C / epsilon -> Sinkhorn from the last potentials -> T
+    anchors ~ T -> cost C(T) -> score -C / epsilon -> few Sinkhorn iterations from the last potentials -> T
 
-The score is a base-2 logarithm. Everything stays on the device; the host reads numbers at checks only. The loop ends at
-a plateau of the smoothed cost, or when the plan no longer moves.
+A sampled gradient has a memory, which is kept in the state. The host reads numbers at checks only. As costs are noisy,
+the loop ends at a plateau of the smoothed cost, or when the plan no longer moves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
-from torchgw.couplings.potential import PotentialCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
@@ -25,10 +22,12 @@ from torchgw.objective.sampled import Memory, memory_of, restore_memory
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.loop import SinkhornState, anneal_epsilon, epsilon_at, sinkhorn
+from torchgw.sinkhorn.loop import anneal_epsilon, epsilon_at
+from torchgw.solvers.entropic import advance
+from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Check, Loop, iterate
-from torchgw.solvers.solution import PlanState, Solution
-from torchgw.solvers.warm_start import WarmStart, coupling_of
+from torchgw.solvers.solution import EntropicState, Solution
+from torchgw.solvers.warm_start import WarmStart
 
 LOOP_TOLERANCE = 10.0
 
@@ -49,16 +48,14 @@ class Plateau(NamedTuple):
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class SampledState(PlanState):
+class SampledState(EntropicState):
     """Where the sampled loop stands.
 
-    coupling : the plan, from which the next anchors are drawn; there from the beginning.
     sampler : anchors and averaged costs that the gradient goes on from.
     plateau : the smoothed cost since epsilon is the one asked for.
     checked : the plan (N, K) of the last check, None before the first.
     """
 
-    coupling: PotentialCoupling | DenseCoupling
     sampler: Memory
     plateau: Plateau = field(default_factory=Plateau)
     checked: Tensor | None = None
@@ -69,18 +66,18 @@ class SampledState(PlanState):
 
 
 def solve_by_sampling(
-    gradient: Gradient, start: WarmStart, model: Model, epsilon: float, kernel: Kernel, options: GWOptions, watch: Watch
+    gradient: Gradient, start: WarmStart, model: Model, kernel: Kernel, options: GWOptions, watch: Watch
 ) -> Solution:
-    """Run the loop from ``start``, in its dtype, with a gradient of the model's objective.
+    """Run the loop from ``start``, in its dtype, with a gradient of the model's objective, at its epsilon.
 
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon.
-    O(N K) memory for the score and the plan of the last check, O(N K (M + inner iterations)) work per iteration.
+    O(N K) memory for the score, the plan and that of the last check, O(N K (M + inner iterations)) work per iteration.
     """
-    stopping, history = options.stopping, History()
-    inner = replace(options.sinkhorn, tol=LOOP_TOLERANCE * options.sinkhorn.tol, relaxation=1.0)
+    stopping, history, epsilon, few = options.stopping, History(), model.epsilon, options.sinkhorn
+    few = replace(few, tol=LOOP_TOLERANCE * few.tol, relaxation=1.0, exact_max_iter=max(few.max_iter, 2))
+    inner = StoredSolver(kernel, model, few)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
-    score = row.new_empty(len(model.p), len(model.q))
 
     def begin() -> SampledState:
         first = start.with_row_sums(model.logs[0].to(row.dtype)) if model.has_hard_marginals else start
@@ -88,55 +85,30 @@ def solve_by_sampling(
         return SampledState(warm_start=end, coupling=first.coupling(), sampler=memory_of(gradient))
 
     def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
-        end, now = state.warm_start, anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
+        assert state.coupling is not None
+        now, sums = anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing), None
         restore_memory(gradient, state.sampler)
-        raw = gradient(state.coupling, row)
-        cost, row_term, column_term, f, g = end.adapt(raw, now, model)
-        cost.stored_score(now, out=score)
-        row_side, column_side = model.make_constraints(now, cost, row.dtype)
+        cost = gradient(state.coupling, row)
         if not model.has_hard_marginals:
-            sums = [side.to(row.dtype) for side in model.marginals_of(state.coupling)]
-            f, g = row_side.potential_from_sums(sums[0], f), column_side.potential_from_sums(sums[1], g)
-        warm = f, g if column_side.has_divergence else None
-        found = sinkhorn(kernel.bind(score), row_side, column_side, *warm, options=inner, max_iter=inner.max_iter)
-        state = replace(
-            state,
-            n_iter=state.n_iter + 1,
-            n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
-            warm_start=WarmStart(raw, found.f - row_term, found.g - column_term, now),
-            coupling=coupling_of(cost, found.f, found.g, now, score),
-            sampler=memory_of(gradient),
-        )
+            sums = model.marginals_of(state.coupling)
+        found = inner.solve_linearization(cost, now, state.warm_start, sums)
+        state = advance(state, found, sampler=memory_of(gradient))
         if state.n_iter % stopping.check_every and state.n_iter < stopping.max_iter:
             return state, None, None
-        last = torch.zeros_like(score) if state.checked is None else state.checked
-        change, overlap, rows, columns = compare_plans(last, score, found)
-        expected = cost.expectation_from_score(overlap, now, rows, columns)
+        plan = found.coupling.to_dense()
+        last = torch.zeros_like(plan) if state.checked is None else state.checked
         unread = [found.residual] if isinstance(found.residual, Tensor) else []
-        value, changed, *read = torch.stack((expected, change, *unread)).tolist()
+        numbers = torch.stack((found.host_numbers[0], (plan - last).abs().sum(), *unread))
+        value, changed, *read = numbers.tolist()
         residual = found.residual if isinstance(found.residual, float) else read[0]
         plateau, status = state.plateau, None
         if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
             plateau = update_plateau(plateau, value, stopping)
             status = stopping_status(state.n_iter, plateau, changed / stopping.check_every, stopping)
-        return replace(state, plateau=plateau, checked=last), Check(value, residual, now), status
+        return replace(state, plateau=plateau, checked=last.copy_(plan)), Check(value, residual, now), status
 
     state, status = iterate(SampledState, step, begin, Loop(watch, history, stopping.max_iter))
     return Solution.of(state, status, history)
-
-
-def compare_plans(last: Tensor, score: Tensor, state: SinkhornState) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """L1 distance of the plan of a score (N, K) from the ``last`` one, which it replaces in place, <score, plan>, its
-    row and column sums; in one pass, by blocks that stay in the cache."""
-    change, overlap, (n, k) = score.new_zeros(()), score.new_zeros(()), score.shape
-    rows, columns = score.new_empty(n), score.new_zeros(k)
-    for where in blocks(n, block_rows(n, k, score.device)):
-        plan = (score[where] + state.f[where, None]).add_(state.g).clamp_min_(-120.0).exp2_()
-        overlap += (plan * score[where]).sum()
-        rows[where], columns = plan.sum(1), columns + plan.sum(0)
-        change += last[where].sub_(plan).abs_().sum()
-        last[where] = plan
-    return change, overlap, rows, columns
 
 
 def update_plateau(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,7 +63,6 @@ COOLING_ITERATIONS, FINAL_ITERATIONS = 20, 200  # more of them rank no better
 BYTES = 16  # of a pair in a stored problem: its score in float64, and that of an epsilon and the plan in float32
 
 Spaces = tuple[DistanceProvider, DistanceProvider]
-Solve = Callable[[float, MarginalConstraint, MarginalConstraint, Tensor, Tensor, SinkhornOptions, int], SinkhornState]
 
 
 class SoftPlan(NamedTuple):
@@ -153,21 +152,17 @@ def epsilon_of(cost: FactoredCost, plan: BlockCoupling) -> float:
         paid = side.a * own + plan.apply(side.b, axis) - 2 * torch.linalg.vecdot(side.U, plan.apply(side.V, axis))
         if cost.extra is not None:
             assert side.extra is not None
-            means, paid = means + side.extra @ share, paid + _expected_cost(cost.extra, plan, axis)
+            means, paid = means + side.extra @ share, paid + _sum_products(cost.extra, plan, axis)
         spreads.append(_spreads(means, paid, own))
     return _epsilon_from_spreads(*spreads)
 
 
-def _expected_cost(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
-    """What each point pays of a stored cost (N, K)."""
-    paid = extra.new_zeros(plan.shape[1 - axis])
+def _sum_products(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
+    """Sums over ``axis`` of a stored cost (N, K) times the plan."""
+    found = extra.new_zeros(plan.shape)
     for where, block in plan.blocks():
-        product = block.to(extra) * extra[where]
-        if axis == 1:
-            paid[where] = product.sum(1)
-        else:
-            paid += product.sum(0)
-    return paid
+        found[where] = block.to(extra) * extra[where]
+    return found.sum(axis)
 
 
 def _spreads(means: Tensor, paid: Tensor, mass: Tensor) -> Tensor:
@@ -196,66 +191,52 @@ def _soften_all_pairs(
     centred, _, _ = cost.centre_factors(epsilon)  # potentials are found in float32
     if needed <= max_memory or not factored:
         validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
-        found, f, g, missed = solve_dense(centred.stored_score(1.0), rows, columns, epsilon)
-        unit = LOG2E / epsilon
-        return SoftPlan(DenseCoupling(found, f + unit * (centred.a - a), g + unit * (centred.b - b)), epsilon, missed)
+        return _soften_stored(centred.stored_score(1.0), rows, columns, epsilon, (centred.a - a, centred.b - b))
 
-    def solve(
-        at: float,
-        row: MarginalConstraint,
-        column: MarginalConstraint,
-        f: Tensor,
-        g: Tensor,
-        options: SinkhornOptions,
-        most: int,
-    ) -> SinkhornState:
-        A, B = (factor.float() for factor in centred.balanced_score(at))
-        return sinkhorn(stream_kernel.KERNEL.bind(A, B), row, column, f, g, options=options, max_iter=most)
+    def score_at(epsilon: float) -> Any:
+        return stream_kernel.KERNEL.bind(*(factor.float() for factor in centred.balanced_score(epsilon)))
 
-    state = _solve_by_cooling(solve, rows, columns, epsilon)
-    A, B = centred.balanced_score(epsilon)
+    state, (A, B) = _solve_by_cooling(score_at, rows, columns, epsilon), centred.balanced_score(epsilon)
     f = rows.log2() - stream_kernel.KERNEL.bind(A, B).softmin(state.g, 1)
     return SoftPlan(PotentialCoupling(A, B, f, state.g), epsilon, float(state.residual))
 
 
-def _solve_by_cooling(solve: Solve, rows: Tensor, columns: Tensor, epsilon: float) -> SinkhornState:
-    """The last of the problems that ``solve`` is given, from a blur, whose potentials are quickly found; in float64."""
-    total = rows.sum()
-    row, column = (MarginalConstraint((side / side.sum()).log2().float()) for side in (rows, columns))
-    f, g = row.log_mass, column.log_mass
-    for step in range(COOLING, 0, -1):
-        state = solve(epsilon * 2**step, row, column, f, g, COOLING_OPTIONS, COOLING_ITERATIONS)
-        f, g = rescale(state.f, row.log_mass, 2.0), rescale(state.g, column.log_mass, 2.0)
-    state = solve(epsilon, row, column, f, g, FINAL_OPTIONS, FINAL_ITERATIONS)
-    if not math.isfinite(float(state.largest)):
-        raise ValueError(f"epsilon must be larger, got {epsilon:.3g}: costs over it overflow in float32")
-    return state._replace(f=state.f.double() + total.log2(), g=state.g.double())
-
-
-def solve_dense(score: Tensor, rows: Tensor, columns: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor, float]:
-    """The soft plan (N, K) of a score that is given at an epsilon of 1, in its memory; its base-2 potentials; its L1
-    column residual, relative to the mass. It is not rounded: a correction of all pairs would hide the smallest entries,
-    which rank the last candidates."""
+def _soften_stored(
+    score: Tensor, rows: Tensor, columns: Tensor, epsilon: float, terms: tuple[Tensor, Tensor]
+) -> SoftPlan:
+    """The soft plan of a score (N, K) that is given at an epsilon of 1, in its memory; row (N,) and column (K,)
+    ``terms`` of the cost are no part of the score. It is not rounded: a correction of all pairs would hide the smallest
+    entries, which rank the last candidates."""
     plan, cold = (torch.empty_like(score, dtype=torch.float32) for _ in range(2))
-
-    def solve(
-        at: float,
-        row: MarginalConstraint,
-        column: MarginalConstraint,
-        f: Tensor,
-        g: Tensor,
-        options: SinkhornOptions,
-        most: int,
-    ) -> SinkhornState:
-        scaler = Scaler(dense_kernel.KERNEL.bind(torch.div(score, at, out=cold)), row, column, plan)
-        return solve_by_scaling(scaler, f, g, options=options, max_iter=most)
-
-    state = _solve_by_cooling(solve, rows, columns, epsilon)
-    found = score.div_(epsilon).add_(state.g)
+    state = _solve_by_cooling(
+        lambda at: dense_kernel.KERNEL.bind(torch.div(score, at, out=cold)), rows, columns, epsilon, plan
+    )
+    found, unit = score.div_(epsilon).add_(state.g), LOG2E / epsilon
     f = rows.log2() - dense_kernel.softmin(found, torch.zeros_like(state.g), 1)
     found.add_(f[:, None]).exp2_()
     missed = (found.sum(0) - columns).abs().sum() / rows.sum()
-    return found, f, state.g, float(missed)
+    return SoftPlan(DenseCoupling(found, f + unit * terms[0], state.g + unit * terms[1]), epsilon, float(missed))
+
+
+def _solve_by_cooling(
+    score_at: Callable[[float], Any], rows: Tensor, columns: Tensor, epsilon: float, out: Tensor | None = None
+) -> SinkhornState:
+    """The last of the problems of scores at epsilons that fall to this one, from a blur, whose potentials are quickly
+    found; in float64. Scores that are stored are scaled, their plan made in ``out`` (N, K)."""
+    total = rows.sum()
+    row, column = (MarginalConstraint((side / side.sum()).log2().float()) for side in (rows, columns))
+    f, g = row.log_mass, column.log_mass
+    for step in range(COOLING, -1, -1):
+        options, most = (COOLING_OPTIONS, COOLING_ITERATIONS) if step else (FINAL_OPTIONS, FINAL_ITERATIONS)
+        score = score_at(epsilon * 2**step)
+        if out is None:
+            state = sinkhorn(score, row, column, f, g, options=options, max_iter=most)
+        else:
+            state = solve_by_scaling(Scaler(score, row, column, out), f, g, options=options, max_iter=most)
+        f, g = rescale(state.f, row.log_mass, 2.0), rescale(state.g, column.log_mass, 2.0)
+    if not math.isfinite(float(state.largest)):
+        raise ValueError(f"epsilon must be larger, got {epsilon:.3g}: costs over it overflow in float32")
+    return state._replace(f=state.f.double() + total.log2(), g=state.g.double())
 
 
 def _is_sparse(space: DistanceProvider) -> bool:
@@ -309,18 +290,8 @@ def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None)
     row, column = both.row, both.column
     values = torch.from_numpy(np.array(W[row.numpy().copy(), column.numpy().copy()])) * (2 * LOG2E)
 
-    def solve(
-        at: float,
-        one: MarginalConstraint,
-        other: MarginalConstraint,
-        f: Tensor,
-        g: Tensor,
-        options: SinkhornOptions,
-        most: int,
-    ) -> SinkhornState:
-        score = EntryScore(row, column, (values / at).float(), plan.shape)
-        return sinkhorn(score, one, other, f, g, options=options, max_iter=most)
-
-    state = _solve_by_cooling(solve, rows, columns, epsilon)
+    state = _solve_by_cooling(
+        lambda at: EntryScore(row, column, (values / at).float(), plan.shape), rows, columns, epsilon
+    )
     found = (values / epsilon + state.f[row] + state.g[column]).exp2()
     return SoftPlan(SparseCoupling(found, column, both.first, both.width), epsilon, float(state.residual))

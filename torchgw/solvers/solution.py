@@ -20,17 +20,31 @@ from torchgw.solvers.warm_start import WarmStart
 
 @storable
 @dataclass(frozen=True, kw_only=True)
-class PlanState(State):
-    """Where a loop over plans stands; what its `Solution` is made of.
+class EntropicState(State):
+    """Where an entropic descent stands (`torchgw.solvers.entropic`); what its `Solution` is made of.
 
     warm_start : the last cost solved and its dual potentials; at first, those to begin from.
-    coupling : the plan that solves it; None at first.
-    last_change : relative change in the last iteration, by which the loop judges that it has settled.
+    coupling : the plan that solves it, rounded, in the solver's memory; None at first.
+    last_change : relative change in the last iteration, by which the loop judges that it has settled: the larger of the
+        L1 column residual that the last warm potentials had and of the change of ``marginals``; of Newton's method,
+        |y' - y| / |y'|.
+    next : the cost to solve next, None where it is still to be taken at ``coupling``.
+    origin : what ``next`` was taken at instead of ``coupling``: T (N, K) of steps between plans, y of Newton's method.
+    direction : S - T (N, K) of the last step between plans.
+    length : s () of that step.
+    values : objective of each of the last iterations.
+    marginals : row and column sums (N,), (K,) of the plan that ``next`` was taken at, where they may give way.
     """
 
     warm_start: WarmStart
     coupling: BlockCoupling | None = None
     last_change: float = 0.0
+    next: FactoredCost | None = None
+    origin: Tensor | None = None
+    direction: Tensor | None = None
+    length: Tensor | None = None
+    values: tuple[float, ...] = ()
+    marginals: tuple[Tensor, Tensor] | None = None
 
 
 @storable
@@ -69,7 +83,7 @@ class Solution:
     cost: FactoredCost | None = None
 
     @classmethod
-    def of(cls, state: PlanState, status: Status, history: History) -> Solution:
+    def of(cls, state: EntropicState, status: Status, history: History) -> Solution:
         """Where a loop over plans ended."""
         return cls(
             coupling=state.coupling,

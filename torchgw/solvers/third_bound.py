@@ -18,7 +18,9 @@ from torch import Tensor
 from torchgw.objective.bounds import c_transform, dual_bound
 from torchgw.objective.distributions import PARTS, quantiles
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.transport_lp import TransportError, transport
+from torchgw.solvers.linear_oracle import solve_transport
+from torchgw.solvers.minimum_cost_flow import TransportError
+from torchgw.solvers.transport_costs import DenseCost
 from torchgw.types import DistanceProvider
 
 ROUNDING = 1e-9  # of the largest squared distance
@@ -31,11 +33,12 @@ def third_bound(source: DistanceProvider, target: DistanceProvider, p: Tensor, q
         quantiles(space.rows(torch.arange(len(mass))).to(mass), mass, PARTS) / PARTS**0.5
         for space, mass in ((source, p), (target, q))
     ]
+    masses = p.numpy(), q.numpy()
     C = FactoredCost.squared_distance(*sides).rows(slice(None))
     try:
-        vertex = transport(C.numpy(), p.numpy(), q.numpy(), [np.zeros(len(q))])
+        vertex = solve_transport(DenseCost(C.numpy(), *masses), *masses, np.zeros(len(q)))
     except TransportError:
         return 0.0
-    b = torch.from_numpy(vertex.dual)
+    b = torch.from_numpy(vertex.duals[1])
     largest = max(float(side.square().mean(1).max()) for side in sides) * PARTS
     return max(float(dual_bound(c_transform(C, b, q), b, p, q)) - ROUNDING * largest, 0.0)

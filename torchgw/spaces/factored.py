@@ -54,7 +54,7 @@ class FactoredDistances(ScaledDistances):
         self._F, self._signs = factors / self.scale**0.5, given
 
     @classmethod
-    def of(cls, F: Tensor, signs: Tensor, scale: float) -> FactoredDistances:
+    def of(cls: type[FactoredT], F: Tensor, signs: Tensor, scale: float) -> FactoredT:
         """Factors of distances that are scaled already, taken as they are."""
         other = object.__new__(cls)
         other.scale, other.largest, other._F, other._signs = scale, scale, F, signs

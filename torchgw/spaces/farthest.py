@@ -2,8 +2,7 @@
 
 Each landmark is the point farthest from those before it, so the searches of one graph cannot run side by side, but
 those of two graphs can. SciPy's Dijkstra holds the interpreter lock, so the other graph needs a process of its own:
-this file, run as a script. It imports NumPy and SciPy only, so that the process starts in a third of a second; of many
-points it builds the neighbour graph as well, for which it imports what that needs.
+this file, run as a script. It imports NumPy and SciPy only, so that the process starts in a third of a second.
 
 Source: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985.
 """
@@ -15,10 +14,9 @@ import os
 import pickle
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 SECONDS_PER_STEP = 2e-8
 WORTH_SECONDS = 0.4
-BUILT_ASIDE = 300_000  # points from which building their graph takes longer than the imports that it needs
 # The working directory must not stand in for anybody's modules.
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
@@ -96,98 +93,43 @@ def is_worthwhile(n: int, k: int, n_landmarks: int) -> bool:
     return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > WORTH_SECONDS
 
 
-class SearchResult(NamedTuple):
-    """What a process found.
-
-    landmarks, columns : (L,) and distances to them (N, L), as of `farthest_points`.
-    report : of the neighbour graph, where it was given points.
-    """
-
-    landmarks: Array
-    columns: Array
-    report: Any
-
-
 class SearchProcess:
     """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
 
     def __init__(self) -> None:
         # The package last: it may have been found through the working directory alone.
         path = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).resolve().parents[2])])
-        command = [sys.executable, "-c", RUN, __file__]
-        pipe = subprocess.PIPE
+        command, pipe = [sys.executable, "-c", RUN, __file__], subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "PYTHONPATH": path})
 
-    def start(self, data: Any, n_landmarks: int, dtype: str, k: int | None = None, name: str = "points") -> None:
-        """Hand over a graph, or points (N, D) with the number of neighbours and their name; no reference is kept."""
-        self._shape, self._dtype = data.shape[0], dtype
-        to = cast(IO[bytes], self._process.stdin)
+    def start(self, graph: Any, n_landmarks: int, dtype: str) -> None:
+        """Hand over a graph; no reference is kept."""
+        # Of a process that has ended, `result` tells.
+        with contextlib.suppress(BrokenPipeError), cast(IO[bytes], self._process.stdin) as to:
+            pickle.dump((graph, n_landmarks, dtype), to, protocol=5)
+
+    def result(self) -> tuple[Array, Array]:
+        """What `farthest_points` found, once it has."""
         try:
-            pickle.dump((data, n_landmarks, dtype, k, name), to, protocol=5)
-            to.close()
-        except BrokenPipeError:
-            self._fail()
-
-    def result(self) -> SearchResult:
-        """What was found, once it is. Warns of the graph as its builder did."""
-        source = cast(IO[bytes], self._process.stdout)
-        try:
-            found = pickle.load(source)
-        except EOFError:
-            self._fail()
-        if isinstance(found, Exception):
-            raise found
-        index, report, warned = found
-        columns = np.empty((len(index), self._shape), dtype=self._dtype)
-        if source.readinto(columns.data.cast("B")) != columns.nbytes:  # type: ignore[attr-defined]
-            self._fail()
-        if warned:
-            from torchgw.runtime.caller import warn_caller  # late: it imports torch
-
-            for text, category in warned:
-                warn_caller(text, category)
-        return SearchResult(index, columns.T, report)
-
-    def _fail(self) -> None:
-        code = self._process.wait()
-        raise RuntimeError(
-            f"the process that searched the second graph ended with code {code}; its own message is above. "
-            f"Out of memory shows as a negative code"
-        )
+            index, rows = pickle.load(cast(IO[bytes], self._process.stdout))
+        except (EOFError, pickle.UnpicklingError):
+            code = self._process.wait()
+            raise RuntimeError(
+                f"the process that searched the second graph ended with code {code}; its own message is above. "
+                f"Out of memory shows as a negative code"
+            ) from None
+        return index, rows.T
 
     def __enter__(self) -> SearchProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if error[0] is not None:
-            self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            # A pipe that broke breaks again when what it still holds is flushed.
-            with contextlib.suppress(BrokenPipeError):
-                cast(IO[bytes], stream).close()
-        self._process.wait()
-
-
-def serve() -> None:
-    """Read what `SearchProcess.start` was given from standard input; write the landmarks, the graph's report, and the
-    raw columns (L, N)."""
-    data, n_landmarks, dtype, k, name = pickle.load(sys.stdin.buffer)
-    report, warned = None, []
-    if isinstance(data, np.ndarray):
-        from torchgw.spaces.graph import build_graph
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                data, report = build_graph(data, k, name)
-            except Exception as error:  # whatever it is, it is raised where the points were given
-                pickle.dump(error, sys.stdout.buffer)
-                return
-        warned = [(str(each.message), each.category) for each in caught]
-    index, columns = farthest_points(data, n_landmarks, dtype)
-    pickle.dump((index, report, warned), sys.stdout.buffer)
-    sys.stdout.buffer.write(columns.T.data)
+        self._process.kill()
+        # A pipe that broke breaks again when what it still holds is flushed.
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass
 
 
 if __name__ == "__main__":
-    serve()
+    landmarks, distances = farthest_points(*pickle.load(sys.stdin.buffer))
+    pickle.dump((landmarks, distances.T), sys.stdout.buffer, protocol=5)

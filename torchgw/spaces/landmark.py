@@ -30,6 +30,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
+from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import to_device
 from torchgw.spaces.factored import FactoredDistances
@@ -39,6 +40,7 @@ from torchgw.types import Array, DistanceProvider
 
 SMALLEST_EIGENVALUE = 1e-3
 SINGLE_FROM = 200_000
+ONCE = "landmark distances have first derivatives only; take finite differences of gradients"
 RESOLVED = 1e-12
 
 
@@ -70,37 +72,30 @@ class LandmarkDistances(FactoredDistances):
     200 000 points on, landmark distances and factors are stored in float32, which adds 1e-6 to the error.
     """
 
+    landmarks: Tensor
     resolution = SMALLEST_EIGENVALUE**2  # what is left out, squared as in the costs; see `torchgw.spaces.resolution`
 
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
-        index, columns = farthest_points(checked, n_landmarks, storage(checked.shape[0]))
-        self._initialise(torch.from_numpy(index), torch.from_numpy(columns), name)
+        made = self.from_search(*farthest_points(checked, n_landmarks, storage(checked.shape[0])), name)
+        self._F, self._signs, self.scale, self.largest = made._F, made._signs, made.scale, made.largest
+        self.landmarks = made.landmarks
 
     @classmethod
     def from_search(cls, index: Array, columns: Array, name: str = "graph") -> LandmarkDistances:
         """From what `farthest_points` found, which is overwritten."""
-        made = object.__new__(cls)
-        made._initialise(torch.from_numpy(index), torch.from_numpy(columns), name)
-        return made
+        landmarks, held = torch.from_numpy(index), torch.from_numpy(columns)
+        return cls.from_columns(landmarks, held, held[landmarks].double(), float(held.max()), name)
 
     @classmethod
-    def from_device(cls, index: Tensor, rows: Tensor, among: Tensor, largest: float, name: str) -> LandmarkDistances:
-        """From landmarks (L,) and the distances from them (L, N) on a device, where these stay; those between
+    def from_columns(
+        cls, index: Tensor, columns: Tensor, among: Tensor, largest: float, name: str
+    ) -> LandmarkDistances:
+        """From landmarks (L,) and the distances to them (N, L) on a device, which are overwritten; those between
         landmarks, and the largest, on the host."""
-        made = object.__new__(cls)
-        made._initialise(index, rows.to(getattr(torch, storage(rows.shape[1]))).T, name, largest, among)
-        return made
-
-    def _initialise(
-        self, index: Tensor, columns: Tensor, name: str, largest: float | None = None, among: Tensor | None = None
-    ) -> None:
-        largest = float(columns.max()) if largest is None else largest
-        among = columns[index].double() if among is None else among
-        self.landmarks = index
-        self._F, self._signs, self.scale = landmark_factors(columns, among, largest, name)
-        self.largest = self.scale
+        F, signs, scale = landmark_factors(columns, among, largest, name)
+        return cls.of(F, signs, scale)._with(landmarks=index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
@@ -158,33 +153,16 @@ def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[T
     The gradient in ``columns`` is right for functions of F diag(signs) F^T, the only ones that mean anything: each
     eigenvector's sign is arbitrary. First derivatives only.
     """
-    W = columns[index]
-    F, signs = _Factors.apply(columns, (W + W.T) / 2, rank)  # type: ignore[no-untyped-call]
-    return F, signs
-
-
-class _Factors(torch.autograd.Function):
-    """F and signs from C (N, L) and W (L, L)."""
-
-    @staticmethod
-    def forward(ctx: Any, C: Tensor, W: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        eigenvalues, V = torch.linalg.eigh(W)
-        order = eigenvalues.abs().argsort(descending=True)
-        order = torch.cat((order[:rank].sort()[0], order[rank:]))
-        eigenvalues, V = eigenvalues[order], V[:, order]
-        kept, signs = eigenvalues[:rank], eigenvalues[:rank].sign()
-        ctx.save_for_backward(C, V, eigenvalues)
-        ctx.mark_non_differentiable(signs)
-        return C @ (V[:, :rank] / kept.abs().sqrt()), signs
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        (G, _), (C, V, eigenvalues) = cotangents, ctx.saved_tensors
-        rank = G.shape[1]
-        kept = eigenvalues[:rank]
-        E = (V.T @ (C.T @ G)) * (kept.abs().sqrt() * kept.sign())
-        inner = V @ (_divided_differences(eigenvalues, rank) * E) @ V[:, :rank].T
-        return G @ (V[:, :rank] / kept.abs().sqrt()).T, inner, None
+    own = own_copies([columns])
+    C, W = own[0], (own[0][index] + own[0][index].T) / 2
+    eigenvalues, V = torch.linalg.eigh(W.detach())
+    order = eigenvalues.abs().argsort(descending=True)
+    order = torch.cat((order[:rank].sort()[0], order[rank:]))
+    eigenvalues, V = eigenvalues[order], V[:, order]
+    signs, root = eigenvalues[:rank].sign(), eigenvalues[:rank].abs().sqrt()
+    E = _divided_differences(eigenvalues, rank) * (V.T @ (W - W.detach()) @ V[:, :rank])  # zero, with its derivative
+    F = C @ (V[:, :rank] / root) + C.detach() @ V @ (E * root * signs)
+    return reattach([F], own, [columns], ONCE)[0], signs
 
 
 def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:

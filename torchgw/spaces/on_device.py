@@ -13,7 +13,7 @@ from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.graph import GraphReport
-from torchgw.spaces.landmark import LandmarkDistances
+from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import differences, median_ratio, pick_evenly
 from torchgw.spaces.scale import fill_unreachable, without_scale
@@ -74,7 +74,8 @@ class DeviceSearch:
             which = kept.nonzero()[:, 0]
             among, which = among[which][:, which], to_device(which, points.device)
             points, rows = points[which], rows[which]
-        return LandmarkDistances.from_device(points, rows, among, largest, self.name)
+        columns = rows.to(getattr(torch, storage(rows.shape[1]))).T
+        return LandmarkDistances.from_columns(points, columns, among, largest, self.name)
 
 
 @as_cuda_graph()

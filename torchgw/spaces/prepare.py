@@ -19,7 +19,7 @@ from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph
 from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.farthest import BUILT_ASIDE, SearchProcess, farthest_points, is_worthwhile
+from torchgw.spaces.farthest import SearchProcess, farthest_points, is_worthwhile
 from torchgw.spaces.graph import GraphReport, build_graph
 from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.on_device import (
@@ -187,22 +187,19 @@ def neighbour_graph_of(space: InputSpace, options: SpaceOptions) -> tuple[Any, G
 
 
 def _two_landmark_spaces(spaces: Sequence[InputSpace], options: SpaceOptions) -> tuple[ProviderPair, GraphReports]:
-    """Landmark distances of both spaces. Another process searches the first, and of many points builds its graph, while
-    this one does the second."""
+    """Landmark distances of both spaces. Another process searches the first graph, while this one builds and searches
+    the second."""
     x, y = spaces
     with SearchProcess() as aside:
-        built = not x.is_points or x.size < BUILT_ASIDE
-        data, report_x = neighbour_graph_of(x, options) if built else (x.data, None)
-        aside.start(data, options.n_landmarks, storage(x.size), options.k, x.name)
-        del data
+        graph, report_x = neighbour_graph_of(x, options)
+        aside.start(graph, options.n_landmarks, storage(x.size))
         graph, report_y = neighbour_graph_of(y, options)
         found = farthest_points(graph, options.n_landmarks, storage(y.size))
         del graph
         second = LandmarkDistances.from_search(*found, name=y.name)
         del found
-        searched = aside.result()
-        first = LandmarkDistances.from_search(searched.landmarks, searched.columns, name=x.name)
-    return (first, second), (report_x or searched.report, report_y)
+        first = LandmarkDistances.from_search(*aside.result(), name=x.name)
+    return (first, second), (report_x, report_y)
 
 
 def _make_provider_unless_all_pairs(space: InputSpace, graph: Any, options: SpaceOptions) -> DistanceProvider | None:

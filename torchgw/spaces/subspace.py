@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
+from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.euclidean import EXACT_SIZE, N_SWEEPS, EuclideanDistances
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.landmark import LandmarkDistances
@@ -124,16 +125,11 @@ def _furthest(left: Tensor, right: Tensor) -> tuple[int, int]:
 def _largest(space: DistanceProvider) -> tuple[float, float]:
     """The largest scaled distance of a space, of many points, or such whose distances are searched, the largest that
     farthest-point sweeps find; and the largest of a point from itself, which is the error of landmark distances."""
-    largest, error, n = 0.0, 0.0, space.size
-    if space.stored and n <= EXACT_SIZE:
-        for part in torch.split(torch.arange(n), BLOCK):
-            rows = space.rows(part)
-            largest, error = max(largest, float(rows.max())), max(error, float(rows[:, part].diagonal().max()))
-    else:
-        here, nearest = torch.zeros(1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64)
-        for _ in range(min(N_SWEEPS, n)):
-            row = space.rows(here)[0].double().cpu()
-            largest, error = max(largest, float(row.max())), max(error, float(row[here]))
-            nearest = torch.minimum(nearest, row)
-            here = nearest.argmax()[None]
+    largest, error, index = 0.0, 0.0, torch.arange(space.size)
+    if not (space.stored and space.size <= EXACT_SIZE):
+        mass = torch.ones(space.size, dtype=torch.float64)
+        index = choose_landmarks(space, mass, "farthest", N_SWEEPS, torch.Generator()).medoids
+    for part in torch.split(index, BLOCK):
+        rows = space.rows(part)
+        largest, error = max(largest, float(rows.max())), max(error, float(rows[:, part].diagonal().max()))
     return largest, error if is_metric(space) else 0.0

@@ -14,21 +14,20 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import Basin
 from torchgw.kernels.precision import loop_dtype
-from torchgw.kernels.tiles import TILE
+from torchgw.kernels.tiles import TILE, inverse_permutation
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of, moments_of, weights_of
 from torchgw.objective.sampled import Control
 from torchgw.runtime.threads import threads_for
 from torchgw.search.basins import list_basins
-from torchgw.search.coarsen import CellSpace, ControlledSpace, cost_of_cells, sampled_cost_of_cells, with_mean_squares
+from torchgw.search.coarsen import ControlledSpace, cost_of_cells, sampled_cost_of_cells, with_mean_squares
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.strategies.dense import find_candidates, refine_candidates
 from torchgw.types import Coupling
 
-STORED_CELLS = 4096
 FEWEST = 16
 
 
@@ -42,7 +41,7 @@ class StreamedProblem(Problem):
 
     x: ControlledSpace
     y: ControlledSpace
-    cells: tuple[CellSpace, CellSpace]
+    cells: tuple[Coarsening, Coarsening]
 
     @property
     def controls(self) -> tuple[Control, Control]:
@@ -66,34 +65,28 @@ def make_streamed_problem(problem: Problem) -> StreamedProblem:
     features = (x.control.F, y.control.F)
     if linear is not None:
         features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
-    first, second = (
-        make_cells(
-            problem, side, axis, own, min(options.ladder.n_cells, max(_largest_cell_count(len(side.mass)), FEWEST))
-        )
-        for axis, (side, own) in enumerate(zip((x, y), features, strict=True))
-    )
+    # As cells are halved, at least two points for each.
+    counts = [
+        min(options.ladder.n_cells, max(1 << max(len(own.mass) // 2, 1).bit_length() - 1, FEWEST)) for own in (x, y)
+    ]
+    first, second = (make_cells(problem, *side) for side in zip((x, y), (0, 1), features, counts, strict=True))
     kernels = problem.kernels.share(x.ranks)
     return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
 
 
-def _largest_cell_count(n: int) -> int:
-    """The largest power of two up to n / 2, as cells are halved: at least two points for each."""
-    return 1 << max(n // 2, 1).bit_length() - 1
-
-
-def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> CellSpace:
+def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
     """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
     point where that is more than two thirds of them."""
     n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
     if 3 * count > 2 * n:
-        cells = Cells(bisect(features, -(-n // TILE), TILE, backend, n, ranks).rank, n)
-    else:
-        hierarchy = bisect(features, count, 1, backend, n, ranks)
-        cells = hierarchy.cells(hierarchy.level(count))
-        groups = problem.model.groups
-        if groups is not None:
-            cells = cells.split(groups[axis])
-    return side.coarsen(cells, matrix=cells.count <= STORED_CELLS)
+        order = bisect(features, -(-n // TILE), TILE, backend, n, ranks).order
+        return side.coarsen(Cells(inverse_permutation(order), n))
+    cells, groups = bisect(features, count, 1, backend, n, ranks).cells, problem.model.groups
+    if groups is not None:
+        group = groups[axis]
+        label = torch.unique(cells.label * (group.max() + 1) + group, return_inverse=True)[1]
+        cells = Cells(label, int(label.max()) + 1)
+    return side.coarsen(cells)
 
 
 def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...], dict[str, float]]:
@@ -103,7 +96,7 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
     small = make_cell_problem(problem, x, y)
 
     def search() -> tuple[Solution, tuple[Basin, ...], float]:
-        with threads_for(x.cells.count * y.cells.count):
+        with threads_for(x.count * y.count):
             candidates, reference = find_candidates(small)
             searched = time.perf_counter()
             solution, candidates = refine_candidates(small, candidates)
@@ -116,17 +109,16 @@ def solve_on_cells(problem: StreamedProblem) -> tuple[Solution, tuple[Basin, ...
 def lift_basins(problem: StreamedProblem, basins: tuple[Basin, ...]) -> tuple[Basin, ...]:
     """Basins of the first cells, as matchings of all points."""
     x, y = problem.cells
-    label = x.cells.label
     return tuple(
-        replace(basin, matching=y.centres[basin.matching[label]], shift=basin.shift[label]) for basin in basins
+        replace(basin, matching=y.medoids[basin.matching[x.label]], shift=basin.shift[x.label]) for basin in basins
     )
 
 
-def make_cell_problem(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> StoredProblem:
+def make_cell_problem(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> StoredProblem:
     """The problem between cells, stored."""
     assert x.space is not None
     assert y.space is not None
-    model, dtype = problem.model.coarsen(x.cells, y.cells), problem.x.control.F.dtype
+    model, dtype = problem.model.coarsen(x, y), problem.x.control.F.dtype
     gradient = gradient_of(model, ExactGradient(x.space, y.space, model.p.to(dtype), model.q.to(dtype)))
     return StoredProblem.of(
         problem,
@@ -139,28 +131,25 @@ def make_cell_problem(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> S
     )
 
 
-def coarsen_init(init: Tensor | None, x: CellSpace, y: CellSpace) -> Tensor | None:
+def coarsen_init(init: Tensor | None, x: Coarsening, y: Coarsening) -> Tensor | None:
     """The start plan (N, K) or pairs (m, 2) coarsened to cells."""
     if init is None:
         return None
     if not init.is_floating_point():
-        return torch.stack((x.cells.label[init[:, 0]], y.cells.label[init[:, 1]]), 1)
-    return y.cells.sums(x.cells.sums(init).T).T
+        return torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
+    return y.sums(x.sums(init).T).T
 
 
-def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpace, y: CellSpace) -> FactoredCost:
+def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsening, y: Coarsening) -> FactoredCost:
     """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
     model, sides = problem.model, (problem.x, problem.y)
-    small = model.coarsen(x.cells, y.cells)
+    small = model.coarsen(x, y)
     rows, columns = small.marginals_of(coupling)
     mass = rows.sum()
     if not model.has_hard_marginals:
-        sides = (
-            with_mean_squares(problem.x, x.cells, rows / mass),
-            with_mean_squares(problem.y, y.cells, columns / mass),
-        )
+        sides = with_mean_squares(sides[0], x, rows / mass), with_mean_squares(sides[1], y, columns / mass)
     if problem.has_factors:
-        cost = cost_of_cells(coupling, mass, (x.means, y.means), (sides[0].control, sides[1].control))
+        cost = cost_of_cells(coupling, mass, (x.features, y.features), (sides[0].control, sides[1].control))
     else:
         assert isinstance(coupling, DenseCoupling), "gradients are sampled from plans that are stored"
         cost = sampled_cost_of_cells(coupling.plan, x, y, sides, problem.options.sampling.n_anchors, problem.generator)
@@ -169,7 +158,7 @@ def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: CellSpa
     linear, moments = model.linear(cost.U.dtype), None
     if model.marginals.free_mass:
         cost = FactoredCost.weighted_sum([cost], [mass])
-        cells = model.average_cost(cost, x.cells, y.cells)
+        cells = model.average_cost(cost, x, y)
         assert cells is not None
         moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
     return weights_of(small, moments).combine_costs(cost, linear)

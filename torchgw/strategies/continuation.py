@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
 from torchgw.diagnostics.status import History
-from torchgw.solvers.finish import precision_warning
+from torchgw.solvers.entropic import precision_warning
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart

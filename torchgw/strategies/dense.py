@@ -27,7 +27,7 @@ from torchgw.search.initial_guesses import draw_random_plans
 from torchgw.solvers.problem import Problem, StoredProblem, make_gradient, make_surrogate, run_fixed_point
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart, pairs_start, plan_start, product_start
-from torchgw.spaces.quantisation import Landmarks
+from torchgw.spaces.coarsening import Coarsening
 from torchgw.strategies.continuation import continue_in_epsilon
 from torchgw.strategies.sharp import (
     descend_model,
@@ -160,7 +160,7 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
     problem = replace(problem, model=replace(model, p=p, q=q)).with_epsilon(0.0)
     model, coarse, few = problem.model, problem.options.coarse, len(p) * len(q) <= FEW_PAIRS
     leads, between, found = problem.search_problems, list[Candidate](), list[tuple[Solution, Candidate]]()
-    reference: Landmarks | None = None
+    reference: Coarsening | None = None
     for number, lead in enumerate(leads if init is None and coarse is not None else []):
         assert coarse is not None
         if number and problem.watch.should_skip():
@@ -193,11 +193,11 @@ def _search_and_descend_model(problem: StoredProblem) -> InitialSolution:
 
 def _descend_surrogates(
     problem: StoredProblem, leads: list[StoredProblem]
-) -> tuple[list[tuple[Solution, Candidate]], list[Candidate], Landmarks | None, float]:
+) -> tuple[list[tuple[Solution, Candidate]], list[Candidate], Coarsening | None, float]:
     """Ends of the best that a search with entropy finds by each lead, with their candidates; what else it found of the
     problem itself, landmarks to compare matchings by, and how long it searched."""
     found, rest, seconds = list[tuple[Solution, Candidate]](), list[Candidate](), 0.0
-    reference: Landmarks | None = None
+    reference: Coarsening | None = None
     for number, lead in enumerate(leads):
         if number and problem.watch.should_skip():
             break
@@ -328,12 +328,12 @@ def _rank_after_one_step(
     return raced[:near], [*raced[near:], *candidates[len(raced) :]]
 
 
-def find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
+def find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsening | None]:
     """What the user gave, else what the coarse stage found, the best first, else the product plan."""
     return problem.stage("search", partial(_find_candidates, problem))
 
 
-def _find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Landmarks | None]:
+def _find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsening | None]:
     init = problem.init
     log_p, log_q = (mass.log2() for mass in problem.masses)
     if init is None and problem.options.coarse is not None:

@@ -11,6 +11,11 @@
 Replaced by means of factors, cells are quadrature nodes of second order, so few suffice. Potentials are lifted only
 after they were solved for the very gradient that they are lifted with: otherwise a small change of the gradient,
 divided by epsilon, shows up whole in the marginals.
+
+A dense solve between curves begins here, too. On curves cells are quadrature nodes that a plan of all points hardly
+differs from, so descents on all points would only repeat what those on cells did, at many times their cost:
+
+    search and descent on cells -> the climb to all points -> their linear problem solved in float64, and rounded
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,24 +39,34 @@ from torchgw.kernels.sampling import draw, prepare_draws
 from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import gradient_of
-from torchgw.objective.model import Model
-from torchgw.options import SinkhornOptions
+from torchgw.objective.model import Model, mean_cost
+from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
-from torchgw.search.coarsen import CellSpace
+from torchgw.search.coarsen import STORED_CELLS
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
 from torchgw.sinkhorn.sides import MarginalConstraint
-from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
-from torchgw.solvers.solution import Solution
+from torchgw.solvers.problem import Problem, StoredProblem
+from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.spaces.hierarchy import Cells
-from torchgw.strategies.cells import STORED_CELLS, StreamedProblem, linearise_on_points, make_cells
+from torchgw.spaces.coarsening import Cells, Coarsening
+from torchgw.strategies.cells import (
+    StreamedProblem,
+    lift_basins,
+    linearise_on_points,
+    make_cells,
+    make_streamed_problem,
+    solve_on_cells,
+)
+from torchgw.strategies.dense import InitialSolution, solve_dense
+from torchgw.strategies.smooth import finish_solution
 
 logger = logging.getLogger("torchgw")
 
@@ -64,35 +79,20 @@ FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
-class PointScore(NamedTuple):
-    """A score on all points, without what differs from problem to problem of their numbers.
+Ends: TypeAlias = (
+    "tuple[FactoredCost, FactoredScore]"  # a score on all points, and the row and column terms of its cost
+)
 
-    A, B : factors (N, r), (K, r), the ranks' shares.
-    terms : row (N,) and column (K,) terms of the cost.
-    shifts : row (N,) and column (K,) terms that centring took off the score.
-    epsilon : that it is for.
-    """
 
-    A: Tensor
-    B: Tensor
-    terms: tuple[Tensor, Tensor]
-    shifts: tuple[Tensor, Tensor]
-    epsilon: float
+def _make_ends(cost: FactoredCost, score: FactoredScore) -> Ends:
+    """Without what differs from problem to problem of their numbers, so that a graph serves them all."""
+    return replace(cost, U=cost.U[:, :0], V=cost.V[:, :0]), replace(score, error=0.0)
 
-    @classmethod
-    def of(cls, cost: FactoredCost, score: FactoredScore) -> PointScore:
-        return cls(score.A, score.B, (cost.a, cost.b), (score.row, score.column), score.epsilon)
 
-    @property
-    def offsets(self) -> tuple[Tensor, Tensor]:
-        """Row (N,) and column (K,) terms of the cost, in the gauge of the score."""
-        (a, b), (row, column) = self.terms, self.shifts
-        a, b = FactoredCost(a, b, a, b).offsets(self.epsilon)
-        return a - row, b - column
-
-    def make_constraints(self, model: Model) -> tuple[MarginalConstraint, MarginalConstraint]:
-        """Sides of all points, in the gauge of the score."""
-        return model.constraints_from_logs(model.p.log2(), model.q.log2(), self.epsilon, *self.offsets)
+def _make_offsets(ends: Ends) -> tuple[Tensor, Tensor]:
+    """Row (N,) and column (K,) terms of the cost, in the gauge of the score."""
+    a, b = ends[0].offsets(ends[1].epsilon)
+    return a - ends[1].row, b - ends[1].column
 
 
 @storable
@@ -110,16 +110,12 @@ class LevelSolution:
 
     cost: FactoredCost
     score: FactoredScore
-    x: CellSpace
-    y: CellSpace
+    x: Coarsening
+    y: Coarsening
     linear_problem: LinearProblem
     f: Tensor
     g: Tensor
     n_iter: int
-
-    @property
-    def point_score(self) -> PointScore:
-        return PointScore.of(self.cost, self.score)
 
 
 @storable
@@ -186,7 +182,7 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
                 residual, math.inf if last is None else _measure_plan_change(problem, last, solved.score, f, g)
             )
         told = Rung(
-            cells=(solved.x.cells.count, solved.y.cells.count),
+            cells=(solved.x.count, solved.y.count),
             residual=residual,
             residual_error=error,
             n_iter=0 if done is None else done.n_iter,
@@ -209,7 +205,7 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
 
     def begin() -> MultilevelState:
         began = time.perf_counter() - seconds
-        cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.means.dtype)), x, y)
+        cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.features.dtype)), x, y)
         return lift_level(_solve_linear_problem(problem, cost, x, y, g), first, None, began)
 
     def step(state: MultilevelState) -> tuple[MultilevelState, None, Status | None]:
@@ -218,7 +214,7 @@ def refine_levels(problem: StreamedProblem, first: Solution, seconds: float) -> 
         if reached or _has_all_points(problem, state.last_level.x, state.last_level.y):
             return state, None, state.descent
         began = time.perf_counter()
-        solved, done = _solve_next_level(problem, state.last_level, history, len(state.levels))
+        solved, done = _solve_next_level(problem, state, history)
         return lift_level(solved, done, state, began), None, None
 
     state, status = iterate(MultilevelState, step, begin, Loop(problem.watch, history, None))
@@ -245,6 +241,30 @@ def refine_to_all_points(problem: StreamedProblem, first: Solution, seconds: flo
     )
 
 
+def solve_from_cells(asked: Problem) -> CertifiedSolution:
+    """Solve with a stored plan, from cells where that pays."""
+    return solve_dense(asked, begin=partial(_begin_on_cells, asked) if _should_use_cells(asked) else None)
+
+
+def _should_use_cells(asked: Problem) -> bool:
+    """Whether it is between many points on curves, and no more precise than cells are."""
+    loose = asked.options.stopping.plan_tol >= StoppingOptions().plan_tol
+    return asked.curves and loose and not asked.has_no_entropy and asked.tol is None
+
+
+def _begin_on_cells(asked: Problem, problem: StoredProblem) -> InitialSolution:
+    with asked.watch.within("cells"):
+        between = make_streamed_problem(asked)
+        first, basins, seconds = solve_on_cells(between)
+        state, solution = refine_to_all_points(between, first, sum(seconds.values()))
+    found = finish_solution(problem, solution, problem.options)
+    plan, (p, q) = DenseCoupling(found.plan.to(problem.masses[0])), problem.masses
+    energy = mean_cost(problem.gradient(plan, p), plan, p, q)
+    return InitialSolution(
+        replace(found, energy=float(energy)), seconds["search"], lift_basins(between, basins), state.levels
+    )
+
+
 def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tensor, Tensor, float, float]:
     """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells; and the
     larger L1 marginal error of the plan at full size and its standard error.
@@ -253,14 +273,14 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
     """
     model, labels = problem.model, None
     if _has_all_points(problem, step.x, step.y):
-        labels = step.x.cells.label, step.y.cells.label
+        labels = step.x.label, step.y.label
     draws = [
         None if len(mass) <= SAMPLED_POINTS else prepare_draws(mass, SAMPLED_POINTS, problem.generator)
         for mass in model.masses
     ]
     cells = step.linear_problem.A, step.linear_problem.B, step.f, step.g
     f, g, errors = _lift_potentials_with_errors(
-        problem.kernels.local_kernel, model, step.point_score, cells, labels, draws, problem.ranks
+        problem.kernels.local_kernel, model, _make_ends(step.cost, step.score), cells, labels, draws, problem.ranks
     )
     one, its_error, other, other_error = to_host(errors)[0].tolist()
     return f, g, *max((one, its_error), (other, other_error))
@@ -270,7 +290,7 @@ def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tens
 def _lift_potentials_with_errors(
     kernel: Kernel,
     model: Model,
-    ends: PointScore,
+    ends: Ends,
     cells: tuple[Tensor, Tensor, Tensor, Tensor],
     labels: tuple[Tensor, Tensor] | None,
     draws: list[Tensor | torch.Generator | None],
@@ -278,15 +298,16 @@ def _lift_potentials_with_errors(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Potentials of all points from factors and potentials of the cells, which may be the points with these labels, and
     for either side the L1 error and its standard error (4,)."""
-    sides, (A, B, f, g) = ends.make_constraints(model), cells
+    (A, B, f, g), score = cells, ends[1]
+    sides = model.constraints_from_logs(model.p.log2(), model.q.log2(), score.epsilon, *_make_offsets(ends))
     if labels is None:
         row, column = sides
-        at_rows = ranks.all_gather(kernel.bind(ends.A, B).softmin(g, 1), len(model.p))
-        at_columns = ranks.all_gather(kernel.bind(A, ends.B).softmin(f, 0), len(model.q))
+        at_rows = ranks.all_gather(kernel.bind(score.A, B).softmin(g, 1), len(model.p))
+        at_columns = ranks.all_gather(kernel.bind(A, score.B).softmin(f, 0), len(model.q))
         f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
     else:
         f, g = f[labels[0]].double(), g[labels[1]].double()
-    return f, g, _marginal_errors(kernel, (ends.A, ends.B), sides, (f, g), draws, ranks)
+    return f, g, _marginal_errors(kernel, (score.A, score.B), sides, (f, g), draws, ranks)
 
 
 def _marginal_errors(
@@ -339,43 +360,35 @@ def _measure_plan_change(
 
 
 def _solve_next_level(
-    problem: StreamedProblem, step: LevelSolution, history: History, rung: int
+    problem: StreamedProblem, state: MultilevelState, history: History
 ) -> tuple[LevelSolution, Solution | None]:
-    """The next rung, started from the last one's potentials, and its descent where it has a gradient of its own."""
-    old, epsilon = step.score, problem.epsilon
-    x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.cells.count)
-    y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.cells.count)
-    model = problem.model.coarsen(x.cells, y.cells)
-    last, kernel = (
-        _make_linear_problem(problem.model, step.point_score, x.cells, y.cells, problem.ranks),
-        problem.kernels.streamed,
-    )
-    f = last.row.potential(kernel.bind(last.A, step.linear_problem.B).softmin(step.g, 1))
-    g = last.column.potential(kernel.bind(step.linear_problem.A, last.B).softmin(step.f, 0))
-    f = f - x.cells.means(old.row[:, None], problem.p)[:, 0].to(f.dtype)
-    g = g - y.cells.means(old.column[:, None], problem.q)[:, 0].to(g.dtype)
+    """The next rung, started from the potentials of all points, and its descent where it has a gradient of its own."""
+    step, old, model = state.last_level, state.last_level.score, problem.model
+    x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.count)
+    y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.count)
+    f = x.means((state.f - old.row)[:, None], problem.p)[:, 0]
+    g = y.means((state.g - old.column)[:, None], problem.q)[:, 0]
     complete, stored = _has_all_points(problem, x, y), _stores_plan(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
     # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
     # they are exact, or where all points are few.
     if x.space is None or y.space is None or not (stored or (not loose and (problem.has_factors or complete))):
         return _solve_linear_problem(problem, step.cost, x, y, g), None
-    cost = problem.model.average_cost(step.cost, x.cells, y.cells)
+    cost, model = model.average_cost(step.cost, x, y), model.coarsen(x, y)
     assert cost is not None
-    dtype = cost.U.dtype
-    p, q = (mass.to(dtype) for mass in model.masses)
+    p, q = (mass.to(cost.U.dtype) for mass in model.masses)
     gradient = gradient_of(model, ExactGradient(x.space, y.space, p, q))
     inner = _make_inner_solver(problem, x, y, replace(problem.options.sinkhorn, tol=inner_tolerance(problem)))
-    start = WarmStart(cost, f.to(dtype), g.to(dtype), epsilon)
+    start = WarmStart(cost, f.to(p.dtype), g.to(p.dtype), problem.epsilon)
     loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
     descent = partial(descend, gradient, start, inner, problem.options, loop, by_value=loose)
-    run = partial(problem.stage, f"rung-{rung}", descent)
+    run = partial(problem.stage, f"rung-{len(state.levels)}", descent)
     done = problem.run_on_first(run) if stored else run()
     history.go_on_from(done.history)
     assert done.coupling is not None
     assert done.warm_start is not None
     if complete:
-        cost = gradient(done.coupling, p).restrict(x.cells.label, y.cells.label)
+        cost = gradient(done.coupling, p).restrict(x.label, y.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = linearise_on_points(problem, done.coupling, x, y)
@@ -383,20 +396,20 @@ def _solve_next_level(
 
 
 def _solve_linear_problem(
-    problem: StreamedProblem, cost: FactoredCost, x: CellSpace, y: CellSpace, g: Tensor
+    problem: StreamedProblem, cost: FactoredCost, x: Coarsening, y: Coarsening, g: Tensor
 ) -> LevelSolution:
     """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
     tight = inner_tolerance(problem) < FLOAT32_RESIDUAL
     error = SCORE_SHARE * problem.options.ladder.marginal_tol
     score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
-    arguments = problem.model, PointScore.of(cost, score), x.cells, y.cells, problem.ranks
+    arguments = problem.model, _make_ends(cost, score), x, y, problem.ranks
     linear, f, g = _begin_level(problem.kernels.streamed, g, *arguments)
     inner = problem.options.sinkhorn
     # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
     left = 0.0 if _stores_plan(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
     tol = max(inner_tolerance(problem), left)
     last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
-    with threads_for(x.cells.count * y.cells.count):
+    with threads_for(x.count * y.count):
         run = partial(_make_inner_solver(problem, x, y, last).potentials, linear, f, g)
         state = problem.run_on_first(run) if _stores_plan(problem, x, y) else run()
     return LevelSolution(cost, score, x, y, linear, state.f, state.g, state.n_iter)
@@ -404,24 +417,24 @@ def _solve_linear_problem(
 
 @as_cuda_graph()
 def _begin_level(
-    kernel: StreamedKernel, g: Tensor, model: Model, ends: PointScore, x: Cells, y: Cells, ranks: Ranks
+    kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
 ) -> tuple[LinearProblem, Tensor, Tensor]:
     """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
     linear = _make_linear_problem(model, ends, x, y, ranks)
     A, B = linear.A, linear.B
-    g = g.to(A.dtype) + y.means(ends.shifts[1][:, None], model.q)[:, 0].to(A.dtype)
+    g = g.to(A.dtype) + y.means(ends[1].column[:, None], model.q)[:, 0].to(A.dtype)
     return linear, linear.row.potential(kernel.bind(A, B).softmin(g, 1)), g
 
 
 @as_cuda_graph()
-def _make_linear_problem(model: Model, ends: PointScore, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
+def _make_linear_problem(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
     """The linear problem between cells, for a score on all points."""
-    small, dtype = model.coarsen(x, y), ends.A.dtype
-    sides = zip((x, y), ends.offsets, model.masses, strict=True)
+    small, score = model.coarsen(x, y), ends[1]
+    sides = zip((x, y), _make_offsets(ends), model.masses, strict=True)
     offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in sides]
-    log_p, log_q = (mass.log2().to(dtype) for mass in small.masses)
-    row, column = small.constraints_from_logs(log_p, log_q, ends.epsilon, *offsets)
-    return LinearProblem(x.means(ends.A, model.p, ranks), y.means(ends.B, model.q, ranks), row, column)
+    log_p, log_q = (mass.log2().to(score.A.dtype) for mass in small.masses)
+    row, column = small.constraints_from_logs(log_p, log_q, score.epsilon, *offsets)
+    return LinearProblem(x.means(score.A, model.p, ranks), y.means(score.B, model.q, ranks), row, column)
 
 
 def inner_tolerance(problem: StreamedProblem) -> float:
@@ -429,18 +442,18 @@ def inner_tolerance(problem: StreamedProblem) -> float:
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
 
 
-def _has_all_points(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _has_all_points(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> bool:
     """Whether these cells are all points."""
-    return x.cells.count == len(problem.p) and y.cells.count == len(problem.q)
+    return x.count == len(problem.p) and y.count == len(problem.q)
 
 
-def _stores_plan(problem: StreamedProblem, x: CellSpace, y: CellSpace) -> bool:
+def _stores_plan(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
-    return x.cells.count * y.cells.count <= STORED_CELLS**2 and not _has_all_points(problem, x, y)
+    return x.count * y.count <= STORED_CELLS**2 and not _has_all_points(problem, x, y)
 
 
-def _make_inner_solver(problem: StreamedProblem, x: CellSpace, y: CellSpace, options: SinkhornOptions) -> InnerSolver:
-    model = replace(problem.model.coarsen(x.cells, y.cells), epsilon=problem.epsilon)
+def _make_inner_solver(problem: StreamedProblem, x: Coarsening, y: Coarsening, options: SinkhornOptions) -> InnerSolver:
+    model = replace(problem.model.coarsen(x, y), epsilon=problem.epsilon)
     if _stores_plan(problem, x, y):
         return StoredSolver(problem.kernels.stored, model, options)
     return StreamedSolver(

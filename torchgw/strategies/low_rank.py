@@ -29,7 +29,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     first, basins, seconds = solve_on_cells(problem)
     searched = time.perf_counter() - seconds["solve"]
     wide = tuple(space.to(p.device, torch.float64) for space in asked.spaces)
-    x, y = (side.cells.label for side in problem.cells)
+    x, y = (side.label for side in problem.cells)
     chosen = replace(options.low_rank, step=options.low_rank.step * asked.unit)
     start = warm_factors(wide[0], (x, y), first.plan, p, q, chosen, generator)
     factored = FactoredProblem.of(wide[0], wide[1], p, q, model.epsilon)

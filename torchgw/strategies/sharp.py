@@ -2,8 +2,7 @@
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between equal masses vertices are permutations, and where both spaces have factors, so are all plans
-(`torchgw.solvers.permutations`).
+Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.factored_descent`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,25 +20,21 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.bounds import c_transform
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
-from torchgw.objective.permuted import make_permutation_objective
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
-from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
-from torchgw.solvers.factored_transport import has_vertex_solver, north_west_corner
-from torchgw.solvers.finish import precision_warning
-from torchgw.solvers.fixed_point import descend
-from torchgw.solvers.frank_wolfe import FrankWolfe, TransportPlans, frank_wolfe
-from torchgw.solvers.iterate import Loop, State
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.entropic import descend, precision_warning
+from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
+from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
+from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
-from torchgw.solvers.permutations import PermutationState, descend_permutations
-from torchgw.solvers.pricing import Order
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
-from torchgw.solvers.transport_lp import TransportError, equal_masses, solve_assignment
+from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import is_symmetric
@@ -57,8 +51,6 @@ EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 FIRST = 1  # step, that says which of several plans leads lowest
-
-StateT = TypeVar("StateT", bound=State)
 
 
 def solve_unregularized(
@@ -110,20 +102,18 @@ def go_on_unregularized(problem: StoredProblem, found: Solution) -> Solution:
     return replace(last.add_iterations(found), precision_warning=found.precision_warning)
 
 
-def take_first_step(problem: StoredProblem, start: WarmStart) -> FrankWolfe:
+def take_first_step(problem: StoredProblem, start: WarmStart) -> DescentState[Tensor, Tensor]:
     """The first of these steps, which comes within 1 % of the end of a pure problem (measured)."""
     assert start.plan is not None
     descent = _Descent(problem, History(), FIRST)
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
-    dual = start.column_dual(problem.masses[1])
+    dual, loop = start.column_dual(problem.masses[1]), descent.make_loop()
     if problem.model.is_standard:
-        return frank_wolfe(
-            descent.exact_gradient, make_feasible(plan, p, q), dual, TransportPlans(p, q), descent.make_loop()
-        )[0]
+        program = DenseProgram(descent.exact_gradient, TransportPlans(p, q))
+        return conditional_gradient(program, make_feasible(plan, p, q), dual, loop)[0]
     form = descent.model_form
-    found, _ = frank_wolfe(
-        form, form.extend(plan), form.extend_duals(dual), form.make_polytope(False, True), descent.make_loop()
-    )
+    program = DenseProgram(form, form.make_polytope(False, True))
+    found, _ = conditional_gradient(program, form.extend(plan), form.extend_duals(dual), loop)
     return replace(found, plan=form.restrict(found.plan))
 
 
@@ -228,48 +218,30 @@ class _Descent:
         assert self.problem.wide is not None
         return self.problem.wide
 
-    def make_loop(self, tol: float = TOLERANCE) -> Loop:
+    def make_loop(self) -> Loop:
         """The next loop, for the iterations that are left."""
         least = torch.finfo(self.problem.p.dtype).eps * self.problem.unit
         left = max(self.limit - len(self.history.iteration), 1)
-        return Loop(self.problem.watch, self.history, left, tol, least)
-
-    def run_stage(
-        self, name: str, descent: partial[tuple[StateT, Status]], tol: float = TOLERANCE
-    ) -> tuple[StateT, Status]:
-        """The result of a descent that is a stage of its own; where files had it, its entries too."""
-        state, status, entries = self.problem.stage(name, lambda: (*descent(self.make_loop(tol)), self.history))
-        self.history.go_on_from(entries.copy())
-        return state, status
+        return Loop(self.problem.watch, self.history, left, TOLERANCE, least)
 
     def solve(self, plan: Tensor, dual: Tensor, kept: bool, rough: bool = False) -> Solution:
         """Where they end from a plan (N, K), which is left only for a lower one if it is to be ``kept``, and from
         column potentials (K,) of its linear problem, which of models may be ``rough``. Exact costs that they end with
         are kept."""
         problem, (p, q), before = self.problem, self.problem.model.masses, len(self.history.iteration)
-        wide = self.exact_gradient
         if not problem.model.is_standard:
             return self.solve_model(plan, dual, False, rough)
-        matched = None
-        if equal_masses(*(mass.numpy() for mass in to_host(p, q))):
-            matched = self._solve_by_permutations(wide, plan, dual, kept)
-        found: FrankWolfe | PermutationState | FactoredDescent
-        between, cost = None, None
-        if matched is not None:
-            found, status = matched
-            plan, dual = found.plan, found.dual + wide.b
-        else:
-            plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
-            between = self._solve_between_factors(wide, plan, dual, kept)
+        exact, cost = self.exact_gradient, None
+        plan = make_feasible(plan.to(torch.float64, copy=True), p, q)
+        between = self._solve_between_factors(plan, dual, kept)
         if between is not None:
-            found, status = between
-            plan, dual = found.plan.to_dense(), found.duals[1]
-        elif matched is None or not matched[0].whole:
-            found, status = frank_wolfe(wide, plan, dual, TransportPlans(p, q), self.make_loop())
-            plan, dual = found.plan, found.duals[0]
-            if wide.has_matrices:
-                cost = FactoredCost.from_matrix(found.cost.sub_(wide.a[:, None]).sub_(wide.b), wide.a, wide.b)
-        return self._make_solution(plan, found.value, status, before, dual, cost)
+            state, status = between
+            return self._make_solution(state.plan.to_dense(), state.value, status, before, state.dual)
+        found, status = conditional_gradient(DenseProgram(exact, TransportPlans(p, q)), plan, dual, self.make_loop())
+        if exact.has_matrices:
+            a, b = exact.a, exact.b
+            cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
+        return self._make_solution(found.plan, found.value, status, before, found.dual, cost)
 
     @property
     def model_form(self) -> ModelForm:
@@ -281,10 +253,11 @@ class _Descent:
         sought by ``rough`` potentials."""
         before, form = len(self.history.iteration), self.model_form
         whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
-        found, status = frank_wolfe(form, whole, duals, form.make_polytope(exact, rough), self.make_loop())
+        program = DenseProgram(form, form.make_polytope(exact, rough))
+        found, status = conditional_gradient(program, whole, duals, self.make_loop())
         ended = form.restrict(found.plan)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
-        return self._make_solution(ended, found.value, status, before, form.restrict_duals(found.duals[0]))
+        return self._make_solution(ended, found.value, status, before, form.restrict_duals(found.dual))
 
     def _make_solution(
         self, plan: Tensor, value: float, status: Status, before: int, dual: Tensor, cost: FactoredCost | None = None
@@ -302,12 +275,11 @@ class _Descent:
             cost=cost,
         )
 
-    def _solve_between_factors(
-        self, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool
-    ) -> tuple[FactoredDescent, Status] | None:
-        """From vertex to vertex by a gradient between factors; None where spaces have none, points are few or without
-        mass, or where the end is above a plan to be ``kept``."""
-        p, q = self.problem.model.masses
+    def _solve_between_factors(self, plan: Tensor, dual: Tensor, kept: bool) -> tuple[FactoredState, Status] | None:
+        """From vertex to vertex between factors; None where spaces have none, points are few or without mass, or where
+        the end is above a plan to be ``kept``."""
+        exact, (p, q) = self.problem.wide, self.problem.model.masses
+        assert exact is not None
         many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
         if not many or min(p.min(), q.min()) <= 0 or self.problem.watch.should_skip():
             return None
@@ -316,30 +288,16 @@ class _Descent:
         coupling = DenseCoupling(plan)
         cost = exact(coupling, p)
         order = Order.of(cost)
-        duals = c_transform(cost, dual, q), dual
-        start = VertexStart(cost, duals, north_west_corner(order, plan.argmax(0), p, q))
+        rows, columns = (mass.numpy() for mass in to_host(p, q))
+        feasible = north_west_corner(rows, columns, order, plan.argmax(0).cpu().numpy())
+        program = FactoredProgram(exact, order, p, q)
+        descent = partial(program.descend_from_vertex, cost, dual, feasible)
         try:
-            found, status = self.run_stage("led", partial(descend_between_factors, exact, start, order, p, q))
+            found, status, entries = self.problem.stage(
+                "between-factors", lambda: (*descent(self.make_loop()), self.history)
+            )
         except TransportError as error:
             logger.info("%s; whole matrices go on", error)
             return None
-        if kept and found.value > float(mean_cost(cost, coupling, p, q)):
-            return None
-        return found, status
-
-    def _solve_by_permutations(
-        self, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool
-    ) -> tuple[PermutationState, Status] | None:
-        """From permutation to permutation between factors; None where spaces have none, or where the first permutation
-        is above a plan to be ``kept``."""
-        matches = make_permutation_objective(exact)
-        if matches is None:
-            return None
-        p, gradient = self.problem.masses[0], self.problem.quadratic
-        cost = gradient(DenseCoupling(plan), p)
-        stored = cost.to(torch.float64).rows(slice(None)).cpu().numpy()
-        best = solve_assignment(stored, dual.cpu().numpy(), out=stored)
-        match, dual = (torch.from_numpy(part).to(plan.device) for part in best)
-        if kept and matches.value(match) > float(mean_cost(cost, DenseCoupling(plan), *self.problem.masses)):
-            return None
-        return self.run_stage("permuted", partial(descend_permutations, matches, match, dual - exact.b))
+        self.history.go_on_from(entries.copy())
+        return None if kept and found.value > float(mean_cost(cost, coupling, p, q)) else (found, status)

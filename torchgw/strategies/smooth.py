@@ -12,11 +12,9 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.options import GWOptions
 from torchgw.search.basins import estimate_energy
-from torchgw.solvers.finish import finish, start_precision_check
-from torchgw.solvers.fixed_point import descend
+from torchgw.solvers.entropic import descend, finish, refine_by_newton, start_precision_check, with_tolerance
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.newton import refine_by_newton, with_tolerance
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.sampled import solve_by_sampling
 from torchgw.solvers.solution import Solution
@@ -32,8 +30,7 @@ LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
     gone on with."""
-    model, epsilon, options, kernel = problem.model, problem.epsilon, problem.options, problem.kernels.stored
-    watch = problem.watch
+    epsilon, options, watch = problem.epsilon, problem.options, problem.watch
     if problem.exact:
         metric = all(map(is_metric, problem.spaces))
         loop = Loop(watch, History() if history is None else history, options.stopping.max_iter)
@@ -41,7 +38,8 @@ def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | 
         solution = descend(problem.gradient, start, inner, options, loop, resolved=True, metric=metric)
         solution = replace(solution, coupling=None, last_change=0.0)
     else:
-        solution = solve_by_sampling(problem.gradient, start, model, epsilon, kernel, options, watch)
+        model = replace(problem.model, epsilon=epsilon)
+        solution = solve_by_sampling(problem.gradient, start, model, problem.kernels.stored, options, watch)
     if problem.tol is not None:
         solution, options = _refine_solution(problem, solution, problem.tol)
     return finish_solution(problem, solution, options)

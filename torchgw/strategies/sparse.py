@@ -24,9 +24,10 @@ from torchgw.search.crossing import CROSSED
 from torchgw.search.graph_matching import match_nodes, plan_from_pairs
 from torchgw.search.sparse_basins import SparseEnd, search_sparse_graphs
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import repair_marginals
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.sparse_descent import complete_marginals, descend_sparsely
+from torchgw.solvers.sparse_descent import descend_sparsely
 from torchgw.spaces import AdjacencyDistances
 from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.types import Array
@@ -140,4 +141,4 @@ def _find_start(asked: Problem, problem: SparseObjective) -> tuple[SparseCouplin
         plan = csr_array(given / given.sum())
     else:
         plan = match_nodes(problem, plan_from_pairs(problem, *asked.init.cpu().numpy().T), asked.watch.should_skip)
-    return SparseCoupling.of(complete_marginals(plan, problem.p, problem.q), torch.device("cpu")), basins
+    return SparseCoupling.of(repair_marginals(plan, problem.p, problem.q), torch.device("cpu")), basins

@@ -32,11 +32,11 @@ from torchgw.runtime.memory import give_back
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.score import FactoredScore, factored_score
+from torchgw.solvers.entropic import refine_by_newton, with_tolerance
 from torchgw.solvers.inner import StreamedSolver
-from torchgw.solvers.newton import refine_by_newton, with_tolerance
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.spaces.hierarchy import bisect
+from torchgw.spaces.coarsening import bisect
 from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
 from torchgw.strategies.continuation import make_epsilon_step
 from torchgw.strategies.ladder import MultilevelState, inner_tolerance, refine_to_all_points

@@ -13,7 +13,6 @@ import logging
 import math
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +21,14 @@ from torch import Tensor
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.exact import ExactGradient
+from torchgw.objective.model import Model
+from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_descent import FactoredDescent, VertexStart, descend_between_factors
-from torchgw.solvers.factored_transport import MOST_MASSES, north_west_corner
+from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, transform_potentials
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.pricing import Order, PricedCost, union
-from torchgw.spaces import FactoredDistances
-from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner
+from torchgw.solvers.transport_costs import Order, TiledCost, union
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.types import Array, DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -39,105 +39,69 @@ CELL = 8  # points of a cell, at most
 MOST_WITHIN = 2**23  # pairs of points of matched cells, the cheapest, that a first linear problem has
 
 
-class VertexLevel(NamedTuple):
-    """A problem between points with factors, or cells of them.
-
-    x, y : the spaces, in float64.
-    p, q : masses (n,), (k,), positive.
-    cost, duals : of the linear problem to begin with, and potentials (n,), (k,) near its own.
-    """
-
-    x: DistanceProvider
-    y: DistanceProvider
-    p: Tensor
-    q: Tensor
-    cost: FactoredCost
-    duals: tuple[Tensor, Tensor]
-
-    @property
-    def uses_flows(self) -> bool:
-        """Whether linear problems are flows."""
-        return len(self.p) + len(self.q) > MOST_MASSES
-
-    def linearise_at_cells(
-        self, cells: VertexLevel, found: FactoredDescent, rows: Cells, columns: Cells
-    ) -> VertexLevel:
-        """With the cost of a plan between cells of its points, and potentials that its own lead to."""
-        core = require_factors(cells.x)[0].T @ found.plan.apply(require_factors(cells.y)[0], 1)
-        cost, coarse = (
-            ExactGradient(self.x, self.y, self.p, self.q).cost_from_factored_plan(core, self.p, self.q),
-            found.cost,
-        )
-        (fine, few), (f, g) = map(Order.of, (cost, coarse)), found.duals
-        row = _transform_potentials(cost, coarse, Order(fine.rows, few.columns), f[rows.label], g)
-        column = _transform_potentials(cost.T, coarse.T, Order(fine.columns, few.rows), g[columns.label], f)
-        return self._replace(cost=cost, duals=(row, column))
-
-
-def _transform_potentials(
-    cost: FactoredCost, coarse: FactoredCost, order: Order, row_dual: Tensor, dual: Tensor
-) -> Tensor:
-    """The c-transform (N,) of potentials (k,) of column cells, between points and cells, near ``row_dual`` (N,)."""
-    between = FactoredCost(cost.a, coarse.b, cost.U, coarse.V)
-    return PricedCost.of(between, order).c_transform(row_dual, dual)[0]
-
-
-def require_factors(space: DistanceProvider) -> tuple[Tensor, Tensor]:
-    """F (N, r) and signs (r,) of distances that have them."""
-    factors = space.factors()
-    assert factors is not None
-    return factors
-
-
-def descend_by_levels(level: VertexLevel, loop: Loop) -> tuple[FactoredDescent, Status, History]:
+def descend_by_levels(
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    p: Tensor,
+    q: Tensor,
+    cost: FactoredCost,
+    duals: tuple[Tensor, Tensor],
+    loop: Loop,
+) -> tuple[FactoredState, Status, History]:
     """Where they end, and why, see `torchgw.solvers.factored_descent`; O((N + K) r) memory.
+
+    Parameters
+    ----------
+    spaces : with factors, in float64.
+    p, q : masses (N,), (K,), positive.
+    cost, duals : of the linear problem to begin with, and potentials (N,), (K,) near its own.
 
     Raises
     ------
     TransportError
         Where a first linear problem is not solved.
     """
-    within = np.empty(0, dtype=np.int64)
-    if level.uses_flows:
-        (x, p, a, f, U, rows), (y, q, b, g, V, columns) = (
-            _make_cells(level.x, level.p, level.cost.a, level.duals[0], level.cost.U),
-            _make_cells(level.y, level.q, level.cost.b, level.duals[1], level.cost.V),
-        )
-        cells = VertexLevel(x, y, p, q, FactoredCost(a, b, U, V), (f, g))
-        coarse = partial(descend_by_levels, cells, loop)
+    within, many = np.empty(0, dtype=np.int64), len(p) + len(q) > MOST_MASSES
+    gradient = ExactGradient(*spaces, p, q)
+    if many:
+        x, y = (_make_cells(space, mass) for space, mass in zip(spaces, (p, q), strict=True))
+        assert x.space is not None
+        assert y.space is not None
+        means = Model(p, q, 0.0).average_cost(cost, x, y)
+        assert means is not None
+        f, g = (cells.means(dual[:, None], mass)[:, 0] for cells, dual, mass in zip((x, y), duals, (p, q), strict=True))
+        coarse = partial(descend_by_levels, (x.space, y.space), x.mass, y.mass, means, (f, g), loop)
         found, status, history = loop.watch.stage("cells", coarse)  # of its own, as its loop is another
         loop = replace(loop, history=history)
-        level, within = (
-            level.linearise_at_cells(cells, found, rows, columns),
-            expand_cell_pairs(found.plan, rows, columns),
+        core = x.features.T @ found.plan.apply(y.features, 1)
+        cost, within = gradient.cost_from_factored_plan(core, p, q), expand_cell_pairs(found.plan, x, y)
+        fine, few = Order.of(cost), Order.of(found.cost)
+        f, g = transform_potentials(found.cost, few, found.dual), found.dual
+        between = (
+            FactoredCost(cost.a, found.cost.b, cost.U, found.cost.V),
+            FactoredCost(cost.b, found.cost.a, cost.V, found.cost.U),
         )
-    p, q, cost, duals = level[2:]
+        duals = (
+            transform_potentials(between[0], Order(fine.rows, few.columns), g),
+            transform_potentials(between[1], Order(fine.columns, few.rows), f),
+        )
     order = Order.of(cost)
-    _, nearest = PricedCost.of(cost.T, order.transpose).c_transform(duals[1], duals[0])
+    row, column = (dual.cpu().numpy() for dual in duals)
+    _, nearest = TiledCost.of(cost.T, order.transpose).c_transform(row)
     if len(within) > MOST_WITHIN:
-        reduced = PricedCost.of(cost, order).costs_at(within, duals[1]) - duals[0].cpu().numpy()[within // len(q)]
+        reduced = TiledCost.of(cost, order).at(within, column) - row[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    start = VertexStart(cost, duals, union(north_west_corner(order, nearest, p, q), within))
-    between = ExactGradient(level.x, level.y, p, q)
-    loop = replace(loop, tol=FLOWS_TOLERANCE if level.uses_flows else TOLERANCE)
-    found, status = descend_between_factors(between, start, order, p, q, loop)
+    feasible = union(north_west_corner(p.cpu().numpy(), q.cpu().numpy(), order, nearest), within)
+    loop = replace(loop, tol=FLOWS_TOLERANCE if many else TOLERANCE)
+    found, status = FactoredProgram(gradient, order, p, q).descend_from_vertex(cost, duals[1], feasible, loop)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
     return found, status, loop.history
 
 
-def _make_cells(
-    space: DistanceProvider, mass: Tensor, term: Tensor, dual: Tensor, side: Tensor
-) -> tuple[FactoredDistances, Tensor, Tensor, Tensor, Tensor, Cells]:
-    """Cells of a space, with their masses, the means of a cost's term, of potentials and of a cost's factors, and which
-    points are in which."""
-    (F, signs), n = require_factors(space), len(mass)
-    count = 2 ** int(math.log2(min(max(n / CELL, MOST_MASSES / 2), n)))
-    halves = bisect(F, count)
-    cells = halves.cells(len(halves.levels) - 1)
-    means = cells.means(torch.cat((term[:, None], dual[:, None], side, F), 1), mass)
-    ends = 2, 2 + side.shape[1]
-    made = FactoredDistances.of(means[:, ends[1] :].contiguous(), signs, space.scale)
-    return made, cells.sums(mass), means[:, 0], means[:, 1], means[:, slice(*ends)].contiguous(), cells
+def _make_cells(space: DistanceProvider, mass: Tensor) -> Coarsening:
+    """Cells of a space with factors, of several points each."""
+    side = ControlledSpace.of(space, mass, mass.dtype, 0, torch.Generator(mass.device))
+    count = 2 ** int(math.log2(min(max(len(mass) / CELL, MOST_MASSES / 2), len(mass))))
+    return side.coarsen(bisect(side.control.F, count).cells)
 
 
 def expand_cell_pairs(plan: SparseCoupling, rows: Cells, columns: Cells) -> Array:

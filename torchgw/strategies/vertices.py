@@ -11,7 +11,6 @@ the cost of every pair of points.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -24,14 +23,14 @@ from torchgw.objective.certify import PlanStatistics, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.transport_lp import TransportError
 from torchgw.strategies.cells import StreamedProblem, lift_basins, make_streamed_problem, solve_on_cells
 from torchgw.strategies.ladder import MultilevelState, refine_to_all_points
 from torchgw.strategies.sharp import FALL
 from torchgw.strategies.streaming import finish_tiles, keep_tiles
-from torchgw.strategies.vertex_levels import TOLERANCE, VertexLevel, descend_by_levels
+from torchgw.strategies.vertex_levels import TOLERANCE, descend_by_levels
 
 logger = logging.getLogger("torchgw")
 
@@ -51,18 +50,19 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     assert end.epsilon is not None
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     duals = end.cost.T.column_dual(end.f, p, end.epsilon), end.cost.column_dual(end.g, q, end.epsilon)
-    level = VertexLevel(x, y, p, q, end.cost, duals)
     least = torch.finfo(torch.float64).eps * asked.unit
     loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
     try:
-        found, status, history = asked.stage("vertices", partial(descend_by_levels, level, loop))
+        found, status, history = asked.stage(
+            "vertices", partial(descend_by_levels, (x, y), p, q, end.cost, duals, loop)
+        )
     except TransportError as error:
         logger.info("%s; the plan that streamed is returned", error)
         return _streamed_solution(problem, state, solution, Status.TRANSPORT, seconds | {"finish": 0.0}, basins)
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
     solved = time.perf_counter()
-    plan, dual = found.plan, found.duals[1]
+    plan, dual = found.plan, found.dual
     gradient, marginals = ExactGradient(x, y, p, q), (plan.marginal(1), plan.marginal(0))
     read = PlanStatistics(
         quadratic=Objective(max(found.value, 0.0), True, 0.0),
@@ -74,8 +74,7 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         penalty=0.0,
     )
     values, certificate = certify(read, dual, (x, y), asked.model, asked.unit, asked.generator)
-    if found.gap < math.inf:
-        certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
+    certificate = replace(certificate, stationarity=found.gap, stationarity_exact=True)
     ended = replace(
         solution,
         coupling=plan,

@@ -19,7 +19,7 @@ from torchgw.runtime.caller import out_of_memory, warn_caller
 from torchgw.solvers.problem import Problem
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
-from torchgw.strategies.from_cells import solve_from_cells
+from torchgw.strategies.ladder import solve_from_cells
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.sparse import solve_sparse_graphs
 from torchgw.strategies.streaming import solve_streaming

@@ -1,4 +1,4 @@
-"""Cells of every resolution, their means, and scores of small rank."""
+"""Cells of points, their means, and scores of small rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchgw.objective.model import Model
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import factored_score
-from torchgw.spaces.hierarchy import Cells, bisect
+from torchgw.spaces.coarsening import Cells, bisect
 
 
 def cloud(n: int, d: int = 3, seed: int = 0) -> torch.Tensor:
@@ -23,40 +23,36 @@ def cloud(n: int, d: int = 3, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("n", "wanted", "unit"), [(1000, 64, 1), (1000, 8, 100), (37, 37, 1), (5, 100, 1), (513, 16, 32)]
 )
-def test_every_level_is_a_partition_into_runs_of_the_order(n: int, wanted: int, unit: int) -> None:
-    hierarchy = bisect(cloud(n), wanted, unit)
-    assert torch.equal(hierarchy.order.sort().values, torch.arange(n))
-    assert torch.equal(hierarchy.order[hierarchy.rank], torch.arange(n))
-    for level, ends in enumerate(hierarchy.levels):
-        assert (int(ends[0]), int(ends[-1])) == (0, n)
-        assert bool((ends[1:] > ends[:-1]).all())
-        cells = hierarchy.cells(level)
-        along = cells.label[hierarchy.order]
-        assert bool((along[1:] >= along[:-1]).all())
-        assert torch.equal(torch.bincount(cells.label), ends[1:] - ends[:-1])
-    assert hierarchy.cells(len(hierarchy.levels) - 1).count >= min(wanted, n)
-    assert hierarchy.cells(hierarchy.level(min(wanted, n))).count >= min(wanted, n)
+def test_cells_are_a_partition_into_runs_of_the_order(n: int, wanted: int, unit: int) -> None:
+    order, ends = halves = bisect(cloud(n), wanted, unit)
+    assert torch.equal(order.sort().values, torch.arange(n))
+    assert (int(ends[0]), int(ends[-1])) == (0, n)
+    assert bool((ends[1:] > ends[:-1]).all())
+    cells = halves.cells
+    along = cells.label[order]
+    assert bool((along[1:] >= along[:-1]).all())
+    assert torch.equal(torch.bincount(cells.label), ends[1:] - ends[:-1])
+    assert cells.count >= min(wanted, n)
 
 
 def test_cells_are_balanced_and_finer_cells_lie_within_coarser_ones() -> None:
-    hierarchy = bisect(cloud(1000), 64)
-    coarse, fine = hierarchy.cells(3), hierarchy.cells(6)
+    coarse, fine = bisect(cloud(1000), 8).cells, bisect(cloud(1000), 64).cells
     sizes = torch.bincount(fine.label)
+    assert (coarse.count, fine.count) == (8, 64)
     assert int(sizes.max() - sizes.min()) <= 1
     parent = torch.full((fine.count,), -1)
     parent[fine.label] = coarse.label
     assert torch.equal(parent[fine.label], coarse.label)
 
 
-def test_runs_of_the_unit_never_straddle_cells() -> None:
-    hierarchy = bisect(cloud(1000), 8, unit=64)
-    for ends in hierarchy.levels:
-        assert all(int(end) % 64 == 0 for end in ends[:-1])
+@pytest.mark.parametrize("wanted", [2, 4, 8])
+def test_runs_of_the_unit_never_straddle_cells(wanted: int) -> None:
+    assert all(int(end) % 64 == 0 for end in bisect(cloud(1000), wanted, unit=64).ends[:-1])
 
 
 def test_cells_are_smaller_than_chance_would_make_them() -> None:
     points = cloud(4000)
-    cells = bisect(points, 64).cells(6)
+    cells = bisect(points, 64).cells
     mass = torch.ones(4000, dtype=torch.float64)
     spread = (points - cells.means(points, mass)[cells.label]).square().sum()
     assert float(spread) < 0.15 * float(points.square().sum())  # 64 cells of a Gaussian in three dimensions
@@ -82,16 +78,16 @@ def test_linear_functions_of_the_factors_integrate_exactly_over_cells() -> None:
     mass = torch.rand(300, generator=generator, dtype=torch.float64)
     mass /= mass.sum()
     side = ControlledSpace.of(FactoredDistances(F, signs), mass, torch.float64, 0, generator)
-    x = side.coarsen(bisect(F, 20).cells(5), matrix=False)
+    x = side.coarsen(bisect(F, 20).cells)
     cost = FactoredCost(cloud(300, 1)[:, 0], cloud(300, 1, 1)[:, 0], cloud(300, 5, 2), cloud(300, 5, 3))
-    small = Model(mass, mass, 1e-3).average_cost(cost, x.cells, x.cells)
+    small = Model(mass, mass, 1e-3).average_cost(cost, x, x)
     assert small is not None
     weights = mass[:, None] * mass
     whole = (cost.rows(slice(None)) * weights).sum()
     assert x.space is not None
-    held = x.cells.sums(mass)
+    held = x.mass
     assert float((small.rows(slice(None)) * held[:, None] * held).sum()) == pytest.approx(float(whole))
-    assert float(held @ x.space.rows(torch.arange(x.cells.count)) @ held) == pytest.approx(
+    assert float(held @ x.space.rows(torch.arange(x.count)) @ held) == pytest.approx(
         float(mass @ side.space.rows(torch.arange(300)) @ mass)
     )
 

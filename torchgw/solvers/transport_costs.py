@@ -1,0 +1,355 @@
+"""Costs of linear transport problems: their cheap entries under dual potentials, without most other pairs.
+
+A cost answers for its value at given entries, for the entries that are cheapest under column potentials, and for those
+below potentials, whether it is stored, a product, or has few entries.
+
+Of products, points are taken in tiles, runs of an order in which neighbours are alike. For rows I and columns J with
+centres u of the u_i and v of the v_j, the reduced cost splits exactly into parts of a row or a column each, and one
+that is small:
+
+    C_ij - a_i - b_j = [alpha_i - 2 u_i . v] + [beta_j - 2 u . v_j] + 2 u . v - 2 (u_i - u) . (v_j - v),
+
+where alpha and beta are what row and column terms have left of a and b. So it is at least the least of each part, less
+twice the product of the largest distances from the centres, and a tile whose bound is above a limit is left out. Where
+a limit is over the cheapest entry of each row, the cheapest of a few tiles stands for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from torchgw.kernels.blocks import blocks
+from torchgw.kernels.tiles import centres, tile_radii
+from torchgw.linalg.sparse_entries import entry_rows, largest_per_row, select_entries
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.spaces.coarsening import bisect
+from torchgw.types import Array
+
+CANDIDATES, MOST_TIED = 6, 3  # entries for each point, and times as many where several are as cheap
+SAMPLED_ROWS = 32  # whose entries say which are small
+BLUR, SCALINGS = 0.03, 30  # of the mean cost that is left by the potentials
+BLOCK_ROWS = 64
+TILE, ROW_TILES = 64, 32  # points of a tile, row tiles that are looked at together
+NEAREST = 4  # column tiles that say how cheap the cheapest entry of a row is
+ROUNDING = 1e-14  # of the largest numbers that bounds are sums of
+
+
+class TransportCost(Protocol):
+    """C (N, K), of which few entries are looked at.
+
+    has_slack : whether the last row and column take what stays away, at no cost.
+    """
+
+    has_slack: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+
+    def at(self, entries: Array, dual: Array) -> Array:
+        """C - b of entries (m,), flat positions, under column potentials (K,)."""
+
+    def cheapest(self, dual: Array) -> Array:
+        """Flat positions, ascending, of the entries that are cheapest under column potentials (K,) and their
+        c-transform: about `CANDIDATES` times as many as points."""
+
+    def below(self, duals: tuple[Array, Array], limit: float) -> Array:
+        """Flat positions, ascending, of the entries that cost at most a limit more than potentials (N,), (K,); where
+        these are very many, the cheapest."""
+
+
+@dataclass(frozen=True)
+class DenseCost:
+    """A stored cost.
+
+    C : (N, K), which is not written to.
+    p, q : masses (N,), (K,). Points with much of it have as many candidates as it asks for: in the first steps of a
+        partial problem the point that takes what is left had no room otherwise, and no vertex bettered the plan.
+    """
+
+    C: Array
+    p: Array
+    q: Array
+    has_slack = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.C.shape
+        return n, k
+
+    def at(self, entries: Array, dual: Array) -> Array:
+        found: Array = self.C.reshape(-1)[entries] - dual[entries % len(dual)]
+        return found
+
+    def cheapest(self, dual: Array) -> Array:
+        reduced = reduce_costs(self.C, dual)
+        k, heavy = len(dual), []
+        for costs, mass, own, other in ((reduced, self.p, k, 1), (reduced.T, self.q, 1, k)):
+            most = CANDIDATES * mass / mass.mean()
+            for line in np.flatnonzero(most > CANDIDATES**2):
+                last = min(int(most[line]), costs.shape[1]) - 1
+                heavy.append(own * line + other * np.argpartition(costs[line], last)[: last + 1])
+        return union(np.flatnonzero(_smallest_entries(reduced)), *heavy)
+
+    def below(self, duals: tuple[Array, Array], limit: float) -> Array:
+        reduced = self.C - duals[0][:, None]
+        reduced -= duals[1]
+        low = reduced <= limit
+        if np.count_nonzero(low) > MOST_TIED * CANDIDATES * sum(low.shape):
+            low &= _smallest_entries(reduced)
+        return np.flatnonzero(low)
+
+    def estimate_dual(self, p: Array, q: Array) -> Array:
+        """Column potentials (K,) of a plan with a little entropy. A first vertex is found several times as fast from
+        these as from zeros; of uniform random costs it is not."""
+        reduced = torch.from_numpy(reduce_costs(self.C, np.zeros(len(q))))
+        columns = reduced.amin(0)
+        reduced -= columns
+        a, b = (torch.from_numpy(side).to(torch.float32) for side in (p / p.sum(), q / q.sum()))
+        tiny = torch.finfo(torch.float32).tiny
+        epsilon = BLUR * max(float(a @ (reduced.float() @ b)), tiny)
+        kernel, v = reduced.div_(-epsilon).float().exp_(), torch.ones_like(b)
+        for _ in range(SCALINGS):
+            v = b / ((a / (kernel @ v).clamp_min_(tiny)) @ kernel).clamp_min_(tiny)
+        found: Array = (columns + epsilon * v.log().nan_to_num_(0.0, 0.0, 0.0)).numpy()
+        return found
+
+
+def reduce_costs(C: Array, dual: Array, out: Array | None = None) -> Array:
+    """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
+    that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
+    room = None if out is None else torch.from_numpy(out)
+    reduced = torch.sub(torch.from_numpy(C), torch.from_numpy(dual), out=room)
+    for where in blocks(len(C), BLOCK_ROWS):
+        reduced[where] -= reduced[where].amin(1, keepdim=True)
+    return reduced.numpy()
+
+
+def _smallest_entries(reduced: Array) -> Array:
+    """The smallest entries of each row and column, (N, K) of booleans; of equal ones all, unless they are many."""
+    (n, k), last = reduced.shape, [min(CANDIDATES, size) - 1 for size in reduced.shape]
+    in_row = np.partition(reduced, last[1], axis=1)[:, last[1]]
+    in_column = np.partition(reduced.T.copy(), last[0], axis=1)[:, last[0]]
+    small: Array = (reduced <= in_row[:, None]) | (reduced <= in_column)
+    if np.count_nonzero(small) > MOST_TIED * CANDIDATES * (n + k):
+        small[:] = False
+        np.put_along_axis(small, np.argpartition(reduced, last[1], axis=1)[:, :CANDIDATES], True, 1)
+        np.put_along_axis(small, np.argpartition(reduced, last[0], axis=0)[:CANDIDATES], True, 0)
+    return small
+
+
+class SparseCost:
+    """-W_ij where W has an entry, nothing in one row and one column more, and elsewhere no mass may be.
+
+    W : CSR (N, K), its entries positive.
+    """
+
+    has_slack = True
+
+    def __init__(self, W: Any) -> None:
+        self.W = W
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, k = self.W.shape
+        return n + 1, k + 1
+
+    def at(self, entries: Array, dual: Array) -> Array:
+        (n, k), (row, column) = self.W.shape, divmod(entries, len(dual))
+        found: Array = -dual[column]
+        inside = (row < n) & (column < k)
+        found[inside] -= np.asarray(self.W[row[inside], column[inside]]).ravel()
+        return found
+
+    def cheapest(self, dual: Array) -> Array:
+        (n, k), W, row = self.W.shape, self.W, entry_rows(self.W)
+        a = np.full(n, -dual[-1])
+        np.minimum.at(a, row, -W.data - dual[W.indices])
+        of_columns = largest_per_row(W.T.tocsr(), CANDIDATES, -a).T.tocsr()
+        return union(self.slack, *map(self.positions, (largest_per_row(W, CANDIDATES, -dual[:k]), of_columns)))
+
+    def below(self, duals: tuple[Array, Array], limit: float) -> Array:
+        (a, b), W = duals, self.W
+        over = W.data + a[entry_rows(W)] + b[W.indices]
+        priced = select_entries(csr_array((over, W.indices, W.indptr), shape=W.shape), over >= -limit)
+        return union(self.positions(largest_per_row(priced, CANDIDATES)))
+
+    @property
+    def slack(self) -> Array:
+        """Flat positions, ascending, of the entries that cost nothing."""
+        n, k = self.W.shape
+        return np.concatenate((np.arange(n) * (k + 1) + k, n * (k + 1) + np.arange(k + 1)))
+
+    @property
+    def every(self) -> Array:
+        """Flat positions, ascending, of all entries."""
+        return union(self.slack, self.positions(self.W))
+
+    def positions(self, W: Any) -> Array:
+        """Flat positions of the entries of a matrix (N, K)."""
+        found: Array = entry_rows(W) * self.shape[1] + W.indices
+        return found
+
+
+@dataclass(frozen=True)
+class Order:
+    """Orders in which neighbours are alike, positions to points.
+
+    rows : of the source, (N,).
+    columns : of the target, (K,).
+    """
+
+    rows: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, cost: FactoredCost) -> Order:
+        """By the factors of a cost like those to be ordered."""
+        return cls(*(bisect(side, -(-len(side) // TILE), TILE).order for side in (cost.U, cost.V)))
+
+    @property
+    def transpose(self) -> Order:
+        """With rows and columns exchanged."""
+        return Order(self.columns, self.rows)
+
+
+@dataclass(frozen=True)
+class TiledCost:
+    """A cost of factors in float64, in tile order.
+
+    cost : as it is.
+    order : of its points.
+    U, V : its factors (n, r), (k, r) in that order, filled up to whole tiles.
+    """
+
+    cost: FactoredCost
+    order: Order
+    U: Tensor
+    V: Tensor
+    has_slack = False
+
+    @classmethod
+    def of(cls, cost: FactoredCost, order: Order) -> TiledCost:
+        """In an order; O((N + K) r)."""
+        return cls(cost, order, _fill_tiles(cost.U[order.rows]), _fill_tiles(cost.V[order.columns]))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.cost.a), len(self.cost.b)
+
+    def at(self, entries: Array, dual: Array) -> Array:
+        cost, found, offset = self.cost, np.empty(len(entries)), self.cost.b - self._to_tensor(dual)
+        for part in blocks(len(entries), 2**18):
+            i, j = (self._to_tensor(side) for side in divmod(entries[part], len(dual)))
+            costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(offset[j])
+            found[part] = costs.cpu().numpy()
+        return found
+
+    def cheapest(self, dual: Array) -> Array:
+        n = len(self.cost.a)
+        index, b = self._to_tensor(np.arange(0, n, max(n // SAMPLED_ROWS, 1))), self._to_tensor(dual)
+        sample = self.cost.restrict(index, slice(None)).rows(slice(None)).sub_(b)
+        reduced = sample.sub_(sample.amin(1, keepdim=True)).cpu().numpy()
+        last = min(len(reduced) * CANDIDATES * (n + len(dual)) // n, reduced.size - 1)
+        limit = float(np.partition(reduced, last, axis=None)[last])
+        found = self._blocks(np.zeros(n), dual, limit, True)
+        return self._entries_up_to(
+            ((rows, kept, costs.sub_(costs.amin(1, keepdim=True))) for rows, kept, costs in found), limit
+        )
+
+    def below(self, duals: tuple[Array, Array], limit: float) -> Array:
+        return self._entries_up_to(self._blocks(*duals, limit, False), limit)
+
+    def c_transform(self, dual: Array) -> tuple[Array, Array]:
+        """The c-transform a_i = min_j (C_ij - b_j) (N,) of column potentials (K,), and where each row has its
+        minimum."""
+        found, nearest = torch.empty_like(self.cost.a), torch.empty_like(self.order.rows)
+        for rows, kept, costs in self._blocks(np.zeros(len(found)), dual, 0.0, True):
+            points = self.order.rows[rows]
+            found[points], at = costs.min(1)
+            nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
+        return found.cpu().numpy(), nearest.cpu().numpy()
+
+    def _to_tensor(self, side: Array) -> Tensor:
+        return torch.as_tensor(side, device=self.cost.b.device)
+
+    def _entries_up_to(self, found: Iterable[tuple[slice, Tensor, Tensor]], limit: float) -> Array:
+        """Flat positions, ascending, of the entries up to a limit in blocks of rows and the columns of kept tiles."""
+        n, k = self.shape
+        few, positions = CANDIDATES * -(-(n + k) // n), [np.empty(0, dtype=np.int64)]
+        for rows, kept, block in found:
+            i, j = torch.nonzero(block <= limit).unbind(1)
+            if len(i) > MOST_TIED * few * TILE:
+                least = block.topk(min(few, block.shape[1]), dim=1, largest=False)
+                i, j = torch.nonzero(least.values <= limit)[:, 0], least.indices[least.values <= limit]
+            columns = self.order.columns[kept[j // TILE] * TILE + j % TILE]
+            positions.append((self.order.rows[rows.start + i] * k + columns).cpu().numpy())
+        return np.sort(np.concatenate(positions))
+
+    def _blocks(
+        self, row_dual: Array, dual: Array, limit: float, over_least: bool
+    ) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Of each row tile its rows, the column tiles (m,) that may have entries up to a limit over potentials, or over
+        the cheapest of their row, and the costs (n, m size) of these over potentials."""
+        cost, order, n = self.cost, self.order, len(row_dual)
+        alpha = _fill_tiles((cost.a - self._to_tensor(row_dual))[order.rows])
+        beta = (cost.b - self._to_tensor(dual))[order.columns]
+        limit += ROUNDING * self._largest_term(alpha, beta)
+        beta = torch.nn.functional.pad(beta, (0, len(self.V) - len(beta)), value=torch.inf)
+        # The product of a row with a column is its cost over potentials.
+        V = torch.stack((beta, torch.ones_like(beta)), 1)
+        V, v = torch.cat((self.V, V), 1).view(-1, TILE, self.V.shape[1] + 2), centres(self.V, TILE)
+        reach = tile_radii(self.V, v, TILE)
+        for tiles in blocks(len(alpha) // TILE, ROW_TILES):
+            points = slice(tiles.start * TILE, tiles.stop * TILE)
+            U, u = _augment_rows(self.U[points], alpha[points]), centres(self.U[points], TILE)
+            bound = (_augment_rows(u) @ V.flatten(0, 1).T).view(len(u), len(v), TILE).amin(2)
+            bound.add_(u @ v.T, alpha=2.0).sub_(torch.outer(tile_radii(self.U[points], u, TILE), reach), alpha=2.0)
+            U, left = U.view(len(u), TILE, -1), (U[:, :-2] @ v.T).add_(U[:, -1:]).view(len(u), TILE, -1)
+
+            def costs(tile: int, kept: Tensor, U: Tensor = U) -> Tensor:
+                return U[tile] @ V[kept].flatten(0, 1).T
+
+            if over_least:
+                near = (left - left.amin(2, keepdim=True)).amin(1).add_(bound)
+                few = near.topk(min(NEAREST, len(v)), largest=False).indices
+                left -= torch.stack([costs(tile, kept).amin(1) for tile, kept in enumerate(few)])[..., None]
+            within = left.amin(1).add_(bound) <= limit
+            for tile, found in enumerate(within):
+                if len(kept := found.nonzero()[:, 0]):
+                    rows = slice(points.start + tile * TILE, min(points.start + (tile + 1) * TILE, n))
+                    yield rows, kept, costs(tile, kept)[: rows.stop - rows.start]
+
+    def _largest_term(self, *terms: Tensor) -> float:
+        """A bound on all numbers that a cost and its bounds are sums of, beside some terms."""
+        found = [float(side.abs().max()) for side in (self.cost.a, self.cost.b, *terms)]
+        found.append(2 * math.prod(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)))
+        return max(found)
+
+
+def _augment_rows(U: Tensor, alpha: Tensor | None = None) -> Tensor:
+    """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by default."""
+    one = U.new_ones(len(U), 1)  # of factors that may have no column
+    return torch.cat((U * -2.0, one, torch.zeros_like(one) if alpha is None else alpha[:, None]), 1)
+
+
+def _fill_tiles(side: Tensor) -> Tensor:
+    """Points (n, ...) with the last one repeated up to whole tiles."""
+    missing = -len(side) % TILE
+    return torch.cat((side, side[-1:].expand(missing, *side.shape[1:]))) if missing else side
+
+
+def union(*entries: Array) -> Array:
+    """Flat positions that are in one of some lists, ascending. NumPy's hashes them, and takes several times as long
+    where lists are ascending, too."""
+    found = np.concatenate(entries)
+    found.sort(kind="stable")
+    return found[np.diff(found, prepend=-1) > 0]
