@@ -173,8 +173,7 @@ class AdjacencyDistances(ScaledDistances):
         """The scaled entries as an expression of those that were given."""
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
-        sizes = unit.abs().flatten()
-        return DifferentiableDistances(unit, growth=growth_of(sizes[sizes.argmax()]))
+        return DifferentiableDistances(unit, growth=growth_of(unit))
 
 
 def _entrywise(D: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:

@@ -45,24 +45,12 @@ class DijkstraDistances(ScaledDistances):
     """
 
     stored = False
-    _nodes: Array | None = None  # of the graph that are points, where not all are
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
-        self._initialise(None, graph, cache_rows, name)
-
-    @classmethod
-    def between(cls, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> DijkstraDistances:
-        """Distances between some ``nodes`` (n,) of a graph, None for all; every component has one of them."""
-        made = object.__new__(cls)
-        made._initialise(nodes, graph, cache_rows, name)
-        return made
-
-    def _initialise(self, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
         self._graph = validate.graph(name, graph).copy()
-        self._nodes = nodes
         self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
-        largest, disconnected = estimate_diameter(self._graph, nodes)
+        largest, disconnected = estimate_diameter(self._graph)
         self.scale = self.largest = positive_scale(largest)
         if disconnected:
             warn_unreachable(name)
@@ -70,7 +58,7 @@ class DijkstraDistances(ScaledDistances):
 
     @property
     def size(self) -> int:
-        return int(self._graph.shape[0]) if self._nodes is None else len(self._nodes)
+        return int(self._graph.shape[0])
 
     @property
     def hit_rate(self) -> float:
@@ -84,16 +72,11 @@ class DijkstraDistances(ScaledDistances):
         return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:
-        found = self.cache.get(
-            index.cpu().numpy(), lambda missing: fill_unreachable(self._search(missing), self.largest)
-        )
-        return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
+        def search(missing: Array) -> Array:
+            return fill_unreachable(shortest_paths([(self._graph, missing)])[0], self.largest)
 
-    def _search(self, sources: Array) -> Array:
-        """Distances (M, N) from some points."""
-        if self._nodes is None:
-            return shortest_paths([(self._graph, sources)])[0]
-        return shortest_paths([(self._graph, self._nodes[sources])])[0][:, self._nodes]
+        found = self.cache.get(index.cpu().numpy(), search)
+        return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
 
 
 @storable
@@ -116,14 +99,6 @@ class RowCache:
     def hit_rate(self) -> float:
         """Share of the rows asked for that were there, in [0, 1]; 0 before the first call."""
         return self.hits / max(self.hits + self.misses, 1)
-
-    def __getstate__(self) -> dict[str, object]:
-        """All but the rows, which are searched again when they are needed."""
-        return {name: value for name, value in vars(self).items() if name != "_rows"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
-        self._rows = OrderedDict()
 
     def get(self, index: Array, compute: Callable[[Array], Array]) -> Array:
         """Rows for ``index`` (M,), repeats allowed; ``compute`` is called once for those not held."""

@@ -161,7 +161,7 @@ class HeatDistances(ScaledDistances):
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
-            return DifferentiableDistances((D + D.T) / 2, growth=growth_of(D.max()))
+            return DifferentiableDistances((D + D.T) / 2, growth=growth_of(D))
         return by_landmarks(self.traced_rows(points, self.landmarks).T / self.scale, self, self.landmarks)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.shortest_paths import all_pairs
+from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
 
 SYMMETRY_TOLERANCE = 1e-4
@@ -63,13 +63,9 @@ class PrecomputedDistances(ScaledDistances):
             fill_unreachable(scaled, 1.0)
 
     @classmethod
-    def from_graphs(
-        cls, graphs: Sequence[Any], names: Sequence[str] | None = None, kept: Sequence[Array | None] | None = None
-    ) -> list[PrecomputedDistances]:
-        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays; with ``kept``
-        those between these nodes."""
-        names = ["graph"] * len(graphs) if names is None else names
-        return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs, kept), strict=True)]
+    def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:
+        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
+        return [cls(D, name="graph") for D in shortest_paths([(graph, np.arange(graph.shape[0])) for graph in graphs])]
 
     @classmethod
     def from_device(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:

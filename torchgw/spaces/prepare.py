@@ -34,6 +34,7 @@ from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.subspace import subspace
 from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
@@ -142,10 +143,9 @@ def make_many_providers(
             all_pairs[i] = graph
         else:
             made[i] = provider
-    found = PrecomputedDistances.from_graphs(
-        list(all_pairs.values()), [spaces[i].name for i in all_pairs], [spaces[i].kept for i in all_pairs]
-    )
-    made |= zip(all_pairs, found, strict=True)
+    kept = {i: np.arange(graph.shape[0]) if (own := spaces[i].kept) is None else own for i, graph in all_pairs.items()}
+    for i, rows in zip(kept, shortest_paths([(all_pairs[i], nodes) for i, nodes in kept.items()]), strict=True):
+        made[i] = PrecomputedDistances(rows if spaces[i].kept is None else rows[:, kept[i]], name=spaces[i].name)
     answers = dict(zip(begun, finish_searches(list(begun.values())), strict=True))
     begun.clear()  # and the memory of those that the CPU is to build
     for i, answer in answers.items():
@@ -218,10 +218,11 @@ def _make_provider_unless_all_pairs(space: InputSpace, graph: Any, options: Spac
         every = np.arange(space.size) if kept is None else kept
         sources = pick_evenly(space.size, CHECKED_ROWS)
         rows = torch.from_numpy(shortest_paths([(graph, every[sources.numpy()])])[0][:, every])
-        found = measure_errors(factored, sources, fill_unreachable(rows, factored.scale))
-        return factored if is_accurate(factored, name, *found) else None
+        errors = measure_errors(factored, sources, fill_unreachable(rows, factored.scale))
+        return factored if is_accurate(factored, name, *errors) else None
     if kind == "dijkstra":
-        return DijkstraDistances.between(kept, graph, options.cache_rows, name)
+        found = DijkstraDistances(graph, options.cache_rows, name=name)
+        return found if kept is None else subspace(found, torch.from_numpy(kept))
     if kind == "euclidean":
         return EuclideanDistances(data, name=name)
     if kind == "matrix":
