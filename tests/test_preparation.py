@@ -160,7 +160,7 @@ def test_near_points_of_a_cloud_that_reaches_far(outlier: float, block: int, mon
     np.fill_diagonal(known, np.inf)
     found = neighbours.nearest(points, 6)
     np.testing.assert_array_equal(found[:-1], known.argsort(1)[:-1, :6])
-    assert neighbours.closest(points, points[:40] + 1e-9).tolist() == list(range(40))
+    assert neighbours.Search(points)(points[:40] + 1e-9, 1)[:, 0].tolist() == list(range(40))
 
 
 @pytest.mark.parametrize("dimension", [2, 20])

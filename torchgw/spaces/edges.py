@@ -13,21 +13,15 @@ BLOCK_PAIRS = 50_000
 
 
 def union(neighbour: Array) -> Any:
-    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1. The lists
-    are sorted in place."""
+    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1."""
     n, k = neighbour.shape
-    pointer = np.arange(0, n * k + 1, k)
-    return _symmetric(csr_matrix((np.ones(n * k, dtype=np.int8), neighbour.ravel(), pointer), shape=(n, n)))
+    return symmetrise_edges(n, np.repeat(np.arange(n, dtype=neighbour.dtype), k), neighbour.ravel())
 
 
 def symmetrise_edges(n: int, source: Array, target: Array) -> Any:
     """The same for directed edges."""
     directed = csr_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
     directed.data[:] = 1
-    return _symmetric(directed)
-
-
-def _symmetric(directed: Any) -> Any:
     directed.sort_indices()
     return directed + directed.T.tocsr()
 

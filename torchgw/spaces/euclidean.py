@@ -79,17 +79,15 @@ class EuclideanDistances(ScaledDistances):
 
     def at(self, index: Tensor) -> EuclideanDistances:
         """The points ``index`` (n,) as a space of their own; a scale that was given stays."""
-        points = self._points if self.leaf is None else self.leaf
+        if self.leaf is not None:
+            points = self.leaf
+        elif self.coordinates is not None:
+            points = validate.as_tensor(self.coordinates)
+        else:  # of files that lack them, up to a shift
+            points = self._x * (self.scale**0.5 if self.squared else self.scale)
         found = EuclideanDistances(points[index.to(points.device)], self.squared)
         found = found.with_scale(self.scale) if self.fixed else found
         return found.to(self._x.device, self._x.dtype)
-
-    @property
-    def _points(self) -> Tensor:
-        """The points as they were given; of files that lack them, up to a shift."""
-        if self.coordinates is None:
-            return self._x * (self.scale**0.5 if self.squared else self.scale)
-        return validate.as_tensor(self.coordinates)
 
     def rows(self, index: Tensor) -> Tensor:
         distance = distances(self._x[index], self._x)

@@ -22,7 +22,7 @@ from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components, edge_subgraph, entry_positions, from_edges, to_edges, union
-from torchgw.spaces.neighbours import closest, nearest
+from torchgw.spaces.neighbours import Search, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, measure_shrinkage, short_cuts
 from torchgw.types import Array, GraphWarning
 
@@ -233,7 +233,7 @@ def nearest_elsewhere(points: Array, label: Array) -> tuple[Array, Array]:
         side = (label >> bit) & 1 == 1
         for near, far in ((side, ~side), (~side, side)):
             near, far = np.flatnonzero(near), np.flatnonzero(far)
-            other = far[closest(points[far], points[near])]
+            other = far[Search(points[far])(points[near], 1)[:, 0]]
             found = np.linalg.norm(points[near] - points[other], axis=1)
             better = found < distance[near]
             distance[near[better]], partner[near[better]] = found[better], other[better]

@@ -53,11 +53,6 @@ class DeviceSearch:
         found = _search_graph(alone, centres, checked, self.n_landmarks - n_ends, n_ends, parts == 1)
         self.sources, self.rows, self._among, self._largest = found
 
-    @property
-    def landmark_rows(self) -> tuple[Tensor, Tensor]:
-        """The landmarks (L,) and the distances from them (L, N)."""
-        return self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
-
     def host_numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """What the host must know: the distances between landmarks, the largest one of all, and what tells how the
         graph was built there."""
@@ -68,7 +63,7 @@ class DeviceSearch:
         """What the distances make, with these numbers; of landmarks in one place the first."""
         if not self.n_landmarks:
             return PrecomputedDistances.from_device(self.rows, largest, self.name)
-        points, rows = self.landmark_rows
+        points, rows = self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
         kept = ~(among == 0).triu(1).any(0)
         if not bool(kept.all()):
             which = kept.nonzero()[:, 0]
@@ -110,21 +105,19 @@ def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvide
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
-    read = to_host(*(number for i, factored, _ in looked for number in _measure_search_errors(begun[i], factored)))
+    measured = list[Tensor]()
+    for i, factored, _ in looked:
+        sources, rows = begun[i].sources[begun[i].n_landmarks :], begun[i].rows[begun[i].n_landmarks :]
+        if len(begun[i].graph.parts) > 1:
+            fill_unreachable(rows, factored.scale)
+        measured += measure_errors(cast(LandmarkDistances, factored), sources, rows)
+    read = to_host(*measured)
     for (i, factored, report), *errors in zip(looked, *(read[part::3] for part in range(3)), strict=True):
         if not is_accurate(cast(LandmarkDistances, factored), begun[i].name, *errors):
             known = begun[i].graph._replace(build_record=None)
             ((provider, _),) = cast(Any, finish_searches([DeviceSearch(begun[i].name, "precomputed", known, 0)]))
             made[i] = provider, report
     return made
-
-
-def _measure_search_errors(begun: DeviceSearch, factored: DistanceProvider) -> tuple[Tensor, Tensor, Tensor]:
-    found = cast(LandmarkDistances, factored)
-    sources, rows = begun.sources[begun.n_landmarks :], begun.rows[begun.n_landmarks :]
-    if len(begun.graph.parts) > 1:
-        fill_unreachable(rows, found.scale)
-    return measure_errors(found, sources, rows)
 
 
 def measure_errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

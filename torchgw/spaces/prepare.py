@@ -7,7 +7,6 @@ D = R / c, with R the raw distances of a space and c its scale: the largest know
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -131,7 +130,7 @@ def make_many_providers(
     all_pairs, begun = dict[int, Any](), dict[int, DeviceSearch]()
     for i, space in enumerate(spaces):
         searched = space.kind in DEVICE_KINDS and space.kept is None and space.size > 1
-        bring = there if there is not None and searched else _keep_on_host
+        bring = there if there is not None and searched else lambda data, kind: None
         brought = bring(space.data, space.kind) if space.is_points and options.k is None else None
         graph, reports[i] = None, None
         if brought is None and space.kind in ON_GRAPHS:
@@ -153,19 +152,12 @@ def make_many_providers(
             made[i], reports[i] = answer[0], answer[1] or reports[i]
     left = [i for i, answer in answers.items() if answer is None]
     if left and there is not None:
-        again = make_many_providers([spaces[i] for i in left], options, partial(_bring_graph, there))
+        again = make_many_providers(
+            [spaces[i] for i in left], options, lambda data, kind: there(data, kind) if is_graph(data) else None
+        )
         made |= zip(left, again[0], strict=True)
         reports |= zip(left, again[1], strict=True)
     return [made[i] for i in range(len(spaces))], [reports[i] for i in range(len(spaces))]
-
-
-def _keep_on_host(data: Any, kind: str) -> None:
-    """Brings nothing to a device."""
-
-
-def _bring_graph(there: OnDevice, data: Any, kind: str) -> DeviceGraph | None:
-    """Brings graphs, and not points."""
-    return there(data, kind) if is_graph(data) else None
 
 
 def apply_scale(made: ProviderPair, scale: str | float | tuple[float, float] | None) -> ProviderPair:
@@ -225,7 +217,5 @@ def _make_provider_unless_all_pairs(space: InputSpace, graph: Any, options: Spac
         return found if kept is None else subspace(found, torch.from_numpy(kept))
     if kind == "euclidean":
         return EuclideanDistances(data, name=name)
-    if kind == "matrix":
-        return PrecomputedDistances.from_checked(data, name)
-    provider: DistanceProvider = data
+    provider: DistanceProvider = PrecomputedDistances.from_checked(data, name) if kind == "matrix" else data
     return provider
