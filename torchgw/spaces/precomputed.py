@@ -30,6 +30,7 @@ class PrecomputedDistances(ScaledDistances):
 
     Attributes
     ----------
+    matrix : the scaled distances (N, N), a tensor.
     largest : the largest finite entry, before scaling.
     fixed : whether the scale was set by `with_scale`.
     leaf : D, where it is a tensor that requires gradients.
@@ -56,8 +57,8 @@ class PrecomputedDistances(ScaledDistances):
     def _initialise(self, matrix: Array, name: str) -> None:
         self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
         # All threads fetch what memory zeroing takes.
-        self._D = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
-        scaled = np.divide(matrix, self.scale, out=self._D.numpy())
+        self.matrix = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
+        scaled = np.divide(matrix, self.scale, out=self.matrix.numpy())
         if np.isinf(matrix.max()):
             warn_unreachable(name)
             fill_unreachable(scaled, 1.0)
@@ -94,23 +95,18 @@ class PrecomputedDistances(ScaledDistances):
     def stored_matrix(cls, D: Tensor, scale: float, symmetric: bool = True) -> PrecomputedDistances:
         """Scaled distances that are known to be good, taken as they are, without a copy."""
         other = object.__new__(cls)
-        other.scale, other.largest, other._D, other.symmetric = scale, scale, D, symmetric
+        other.scale, other.largest, other.matrix, other.symmetric = scale, scale, D, symmetric
         return other
 
     @property
-    def matrix(self) -> Tensor:
-        """The scaled distances (N, N)."""
-        return self._D
-
-    @property
     def size(self) -> int:
-        return len(self._D)
+        return len(self.matrix)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistances:
-        return self._with(_D=self._D.to(device, dtype))
+        return self._with(matrix=self.matrix.to(device, dtype))
 
     def _rescale_storage(self, ratio: float) -> PrecomputedDistances:
-        return self._with(_D=self._D if ratio == 1.0 else self._D * ratio)
+        return self._with(matrix=self.matrix if ratio == 1.0 else self.matrix * ratio)
 
     def rows(self, index: Tensor) -> Tensor:
-        return self._D[index]
+        return self.matrix[index]

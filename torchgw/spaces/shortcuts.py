@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ COMPARED_SOURCES = 16
 ROUNDING = 1e-9
 GREED = 3.0
 HUBS = 8
-FEW_ENTRIES = 10_000
 # Searches from hubs are made anew at most so often, while they take a sixth of the time of the searches they save.
 MOST_ROUNDS = 32
 HUBS_PAY = 100
@@ -84,19 +82,13 @@ def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points
     for part in np.array_split(np.arange(len(low)), max(rounds, 1)):
         if rounds:
             stays[part] |= _measure_ways_by_hubs(so_far, low[part], high[part]) <= limit[part] * (1 - ROUNDING)
-        for turn, i, j, most in _entries(part, low[part], high[part], limit[part]):
+        columns = (part, low[part], high[part], limit[part])
+        for turn, i, j, most in zip(*(column.tolist() for column in columns), strict=True):
             if stays[turn] or _has_way(so_far, points, i, j, most):
                 lengths[entries[turn]] = length[turn]
             else:
                 found.append((i, j))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
-
-
-def _entries(*columns: Array) -> Iterator[tuple[Any, ...]]:
-    """The entries of arrays (m,) side by side, as Python's numbers; of few at a time, which take several times as much
-    memory."""
-    for first in range(0, len(columns[0]), FEW_ENTRIES):
-        yield from zip(*(column[first : first + FEW_ENTRIES].tolist() for column in columns), strict=True)
 
 
 def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
@@ -107,7 +99,8 @@ def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
     if n_parts == 1:
         return np.zeros(len(low), dtype=bool)
     parts = DisjointSet(range(n_parts))
-    return np.array([parts.merge(one, other) for one, other in _entries(label[low], label[high])])
+    ends = zip(label[low].tolist(), label[high].tolist(), strict=True)
+    return np.array([parts.merge(one, other) for one, other in ends])
 
 
 def _measure_ways_by_hubs(graph: Any, source: Array, target: Array) -> Array:
