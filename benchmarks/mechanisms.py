@@ -69,7 +69,6 @@ from torchgw.solvers import (
     soft_plan,
     solution,
     sparse_descent,
-    sparse_transport,
     third_bound,
     transport_costs,
     warm_start,
@@ -849,7 +848,7 @@ CORE = (
     Core(
         "sparse graphs",
         "They are asked for by name.",
-        (sparse, sparse_basins, sparse_descent, sparse_transport, graph_matching, signatures),
+        (sparse, sparse_basins, sparse_descent, graph_matching, signatures),
     ),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),
