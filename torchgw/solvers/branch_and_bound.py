@@ -44,7 +44,7 @@ from torchgw.kernels.blocks import parts
 from torchgw.objective.bounds import c_transform, dual_bound, monotone_coupling
 from torchgw.objective.exact import ExactGradient, dense, mean_squares
 from torchgw.persist.watch import Watch
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses, solve_transport
 from torchgw.solvers.minimum_cost_flow import TransportError
@@ -250,7 +250,7 @@ class _BoundSearch:
     def __init__(self, cross: CrossCovariance, known: float) -> None:
         self.cross, self.value, self.solved = cross, known, 0
         p, q = torch.from_numpy(cross.p), torch.from_numpy(cross.q)
-        self.program = DenseProgram(ExactGradient(*cross.spaces, p, q), TransportPlans(p, q, exact=True))
+        self.program = DenseProgram(ExactGradient(*cross.spaces, p, q), p, q, exact=True)
         self.plan: csr_array | None = None
 
     def make_box(self, low: Array, high: Array, above: float, dual: Array, number: int, gap: float) -> _Box:

@@ -18,9 +18,9 @@ from torchgw.diagnostics.status import Status
 from torchgw.objective.bounds import dual_bound
 from torchgw.objective.linearise import Gradient
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.conditional_gradient import DescentState, VertexResult, conditional_gradient
+from torchgw.solvers.conditional_gradient import DescentState, Vertex, conditional_gradient, solve_linear
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import PRICING_ROUNDS, solve_transport, uses_flows
+from torchgw.solvers.linear_oracle import uses_flows
 from torchgw.solvers.transport_costs import Order, TiledCost
 from torchgw.types import Array
 
@@ -56,8 +56,9 @@ class FactoredProgram:
         TransportError
             Where that problem is not solved.
         """
-        first = self._solve_linear(cost, dual, feasible, None, False)
-        return conditional_gradient(self, first.plan, first.dual, loop, basis=first.basis)
+        nowhere = DescentState(plan=None, cost=None, dual=dual, value=0.0)
+        plan, dual, basis = solve_linear(TiledCost.of(cost, self.order), nowhere, self.p, self.q, False, feasible)
+        return conditional_gradient(self, plan, dual, loop, basis=basis)
 
     def linearise(self, plan: SparseCoupling) -> FactoredCost:
         return self.gradient(plan, self.p)
@@ -70,9 +71,10 @@ class FactoredProgram:
         costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
         return float(plan.mass @ costs)
 
-    def vertex(self, state: FactoredState, priced: bool) -> VertexResult:
+    def vertex(self, state: FactoredState, priced: bool) -> Vertex:
         entries = (state.plan.row * state.plan.shape[1] + state.plan.column).cpu().numpy()
-        return self._solve_linear(state.cost, state.dual, entries, state.basis, priced)
+        cost, priced = TiledCost.of(state.cost, self.order), priced and not self.ignores_pricing
+        return solve_linear(cost, state, self.p, self.q, priced, entries)
 
     def bound(self, state: FactoredState) -> tuple[Tensor, Tensor]:
         dual, row = state.dual, transform_potentials(state.cost, self.order, state.dual)
@@ -87,17 +89,6 @@ class FactoredProgram:
             mixed = state.plan.matrix * (1 - length) + vertex.matrix * length
             vertex = SparseCoupling.of(mixed.tocsr(), vertex.device)
         return vertex, self.linearise(vertex)
-
-    def _solve_linear(
-        self, cost: FactoredCost, dual: Tensor, entries: Array, basis: Tensor | None, priced: bool
-    ) -> VertexResult:
-        rounds = PRICING_ROUNDS if priced and not self.ignores_pricing else 1
-        p, q, b = (side.cpu().numpy() for side in (self.p, self.q, dual))
-        known = None if basis is None else basis.numpy()
-        found = solve_transport(TiledCost.of(cost, self.order), p, q, b, entries, rounds, known)
-        own = None if found.basis is None else torch.from_numpy(found.basis)
-        plan = SparseCoupling.of(found.plan, self.p.device)
-        return VertexResult(plan, torch.from_numpy(found.duals[1]).to(dual), own)
 
 
 def transform_potentials(cost: FactoredCost, order: Order, dual: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def solve_transport(
 
     Parameters
     ----------
-    p, q : positive masses (N,), (K,) of equal sums.
+    p, q : masses (N,), (K,) of equal sums; positive unless the cost is stored.
     dual : column potentials (K,) near the optimal ones; zeros are no potentials.
     entries : flat positions, ascending, on which a plan lives; those of the north-west corner by default.
     rounds : programs that are solved at most; one takes the vertex among the cheap entries alone. Its potentials prove
@@ -105,12 +105,14 @@ def solve_transport(
         When a program is not solved.
     """
     if isinstance(cost, DenseCost):
+        if min(p.min(), q.min()) <= 0:
+            return _solve_between_masses(cost, p, q, dual, rounds, basis)
+        dual = dual if dual.any() else cost.estimate_dual(p, q)
         if equal_masses(p, q):
             match, b = solve_assignment(cost.C, dual)
             paid = cost.C[np.arange(len(p)), match] - b[match]
             plan = csr_array((p.copy(), match, np.arange(len(p) + 1)), shape=cost.shape)
             return Vertex(plan, (paid, b))
-        dual = dual if dual.any() else cost.estimate_dual(p, q)
     known = [] if basis is None else [basis[basis >= 0]]
     entries = union(north_west_corner(p, q) if entries is None else entries, *known, cost.cheapest(dual))
     vertex = _solve_among(cost, p, q, dual, entries, basis)
@@ -125,6 +127,18 @@ def solve_transport(
         entries = union(entries, missing)
         vertex = _solve_among(cost, p, q, dual, entries, vertex.basis)
     return vertex
+
+
+def _solve_between_masses(cost: DenseCost, p: Array, q: Array, dual: Array, rounds: int, basis: Array | None) -> Vertex:
+    """The vertex of a stored problem with potentials of zero where there is no mass; its basis is that of the rest."""
+    rows, columns = np.flatnonzero(p > 0), np.flatnonzero(q > 0)
+    masses, duals = (p[rows], q[columns]), (np.zeros_like(p), np.zeros_like(q))
+    present = DenseCost(cost.C[np.ix_(rows, columns)], *masses)
+    found = solve_transport(present, *masses, dual[columns], None, rounds, basis)
+    duals[0][rows], duals[1][columns] = found.duals
+    entries = found.plan.tocoo()
+    plan = csr_array((entries.data, (rows[entries.row], columns[entries.col])), shape=cost.shape)
+    return Vertex(plan, duals, found.basis)
 
 
 def _solve_among(cost: TransportCost, p: Array, q: Array, dual: Array, entries: Array, basis: Array | None) -> Vertex:

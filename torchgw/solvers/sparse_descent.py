@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import entry_rows, select_entries
+from torchgw.linalg.sparse_entries import entry_rows, row_maxima, select_entries
 from torchgw.objective.sparse import SparseObjective
-from torchgw.solvers.conditional_gradient import DescentState, VertexResult, conditional_gradient
+from torchgw.solvers.conditional_gradient import DescentState, Vertex, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses, repair_marginals, solve_transport
 from torchgw.solvers.transport_costs import SparseCost, union
@@ -50,15 +51,15 @@ class SparseProgram:
     def inner(self, cost: Any, plan: SparseCoupling) -> float:
         return self.objective.value(cost, plan.matrix)
 
-    def vertex(self, state: DescentState[SparseCoupling, Any], priced: bool) -> VertexResult:
-        price = self._price(state.dual)
-        best, price, most = find_best_plan(state.cost, state.plan.matrix, self.p, self.q, price)
+    def vertex(self, state: DescentState[SparseCoupling, Any], priced: bool) -> Vertex:
+        best, price = find_best_plan(state.cost, state.plan.matrix, self.p, self.q, self._price(state.dual))
         plan = SparseCoupling.of(repair_marginals(best, self.p, self.q), HOST)
-        return VertexResult(plan, self._dual(price), bound=self._lowest(most))
+        return plan, torch.from_numpy(self.objective.b - 2 * price), None
 
     def bound(self, state: DescentState[SparseCoupling, Any]) -> tuple[Tensor, Tensor]:
         most = dual_bound(state.cost, self._price(state.dual), self.p, self.q)
-        return torch.tensor(self._lowest(most), dtype=torch.float64), state.dual
+        lowest = self.objective.constant - 2 * most
+        return torch.tensor(lowest, dtype=torch.float64), state.dual
 
     def mix(
         self, state: DescentState[SparseCoupling, Any], vertex: SparseCoupling, change: Any, length: float
@@ -75,14 +76,6 @@ class SparseProgram:
         found: Array = ((self.objective.b - dual.numpy()) / 2).clip(min=0.0)
         return found
 
-    def _dual(self, price: Array) -> Tensor:
-        """The reverse."""
-        return torch.from_numpy(self.objective.b - 2 * price)
-
-    def _lowest(self, most: float) -> float:
-        """What every plan costs at least, where none is worth more than ``most``."""
-        return float(self.objective.a @ self.p + self.objective.b @ self.q) - 2 * most
-
 
 def descend_sparsely(
     objective: SparseObjective, start: Any, progress: float, loop: Loop
@@ -98,9 +91,8 @@ def descend_sparsely(
     return conditional_gradient(program, plan, torch.from_numpy(objective.b), loop, progress=progress)
 
 
-def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[Any, Array, float]:
-    """A plan (N, K) with marginals of at most p, q that is best on the entries of W, column potentials (K,), and what
-    no plan is worth more than by these.
+def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[Any, Array]:
+    """A plan (N, K) with marginals of at most p, q that is best on the entries of W, and column potentials (K,).
 
     ``price`` (K,) are potentials to choose entries by; those of the plan T are among them.
     """
@@ -108,17 +100,10 @@ def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[An
     cost, T = SparseCost(W), T.multiply(W).tocsr()
     masses = np.append(p, q.sum()), np.append(q, p.sum())
     vertex = solve_transport(cost, *masses, np.append(-price, 0.0), union(cost.slack, cost.positions(T)), ROUNDS)
-    found = (-vertex.duals[1][:-1] - vertex.duals[0][-1]).clip(min=0.0)
-    return vertex.plan[:n, :k], found, dual_bound(W, found, p, q)
-
-
-def row_potentials(W: Any, price: Array) -> Array:
-    """The least f (N,) >= 0 with f_i + price_j >= W_ij on all entries."""
-    found = np.zeros(W.shape[0])
-    np.maximum.at(found, entry_rows(W), W.data - price[W.indices])
-    return found
+    return vertex.plan[:n, :k], (-vertex.duals[1][:-1] - vertex.duals[0][-1]).clip(min=0.0)
 
 
 def dual_bound(W: Any, price: Array, p: Array, q: Array) -> float:
-    """What no plan is worth more than, by potentials of the columns ``price`` (K,) >= 0."""
-    return float(p @ row_potentials(W, price) + q @ price)
+    """What no plan is worth more than, by potentials of the columns ``price`` (K,) >= 0 and the least of the rows."""
+    reduced = csr_array((W.data - price[W.indices], W.indices, W.indptr), shape=W.shape)
+    return float(p @ row_maxima(reduced).clip(min=0.0) + q @ price)
