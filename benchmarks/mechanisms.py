@@ -70,7 +70,6 @@ from torchgw.solvers import (
     solution,
     sparse_descent,
     sparse_transport,
-    third_bound,
     transport_costs,
     warm_start,
 )
@@ -853,7 +852,7 @@ CORE = (
     ),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),
-    Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound, third_bound)),
+    Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound,)),
     Core(
         "batches of pairs", "Only `gw_pairwise` enters by them; their suite is `pairwise`.", (batch, annealing, polish)
     ),
