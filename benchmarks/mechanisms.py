@@ -55,7 +55,6 @@ from torchgw.solvers import (
     branch_and_bound,
     conditional_gradient,
     entropic,
-    factored_descent,
     hessian,
     inner,
     iterate,
@@ -625,7 +624,7 @@ MECHANISMS = (
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, sharp._Descent._solve_between_factors),
+        (sparse_descent.FactoredProgram, sharp._Descent._solve_between_factors),
         (none(sharp._Descent._solve_between_factors),),
         GRADIENT,
         True,

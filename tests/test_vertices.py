@@ -25,11 +25,11 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers import linear_oracle as solver
 from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
 from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
-from torchgw.solvers.factored_descent import FactoredProgram
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import north_west_corner, solve_transport
 from torchgw.solvers.minimum_cost_flow import TransportError, minimum_cost_flow
 from torchgw.solvers.minimum_cost_flow import _to_integers as integers
+from torchgw.solvers.sparse_descent import FactoredProgram
 from torchgw.solvers.transport_costs import DenseCost, Order, TiledCost, union
 from torchgw.spaces import EuclideanDistances, FactoredDistances
 from torchgw.spaces.coarsening import Cells

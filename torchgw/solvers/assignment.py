@@ -100,7 +100,7 @@ def _to_csr(D: Tensor) -> Tensor:
 
 
 class AssignmentProblem(DenseProgram):
-    """Points of equal masses in two spaces, as many in each; its costs have the constant of the objective.
+    """Points of equal masses in two spaces, as many in each.
 
     X, Y : distances (N, N), float64, of which <X T Y^T, T> is to be large.
     cross : their products with a plan.
@@ -144,7 +144,10 @@ class AssignmentProblem(DenseProgram):
 
     def linearise(self, plan: Tensor | SparseCoupling) -> Tensor:
         product = self.cross(plan) if isinstance(plan, Tensor) else self.cross.of_permutation(plan.column)
-        return product.mul_(-2.0).add_(self.constant)
+        return product.mul_(-2.0)
+
+    def inner(self, cost: Tensor, plan: Tensor | SparseCoupling) -> float:
+        return self.constant + super().inner(cost, plan)  # in costs it would break ties of graphs
 
     def vertex(self, state: DescentState[Tensor, Tensor], priced: bool) -> Vertex:
         if self.cross.is_dense and len(self.p) >= SMOOTHED:

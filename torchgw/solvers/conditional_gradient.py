@@ -9,7 +9,7 @@ Steps begin with vertices among a few candidates, cheap to find and, measured, o
 vertex leads; where these no longer better the plan, the linear problem is solved exactly, and its solution decides.
 
 How plans and costs are stored is a matter of the `QuadraticProgram`: as matrices (`DenseProgram`, here), as entries and
-factors (`torchgw.solvers.factored_descent`), or as entries of sparse matrices (`torchgw.solvers.sparse_descent`).
+factors (`torchgw.solvers.sparse_descent`), or as entries of sparse matrices (`torchgw.solvers.sparse_descent`).
 
 Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex objectives", 2016; T. Vayer, L. Chapel,
 R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application on graphs", 2019.

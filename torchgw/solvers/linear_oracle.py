@@ -240,9 +240,12 @@ def _solve_by_bindings(
     columns = cost, np.zeros(count), np.full(count, np.inf), masses, masses
     entries = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count), np.zeros(count, np.int32)
     highs.passModel(count, len(masses), 2 * count, COLUMNWISE, MINIMISE, 0.0, *columns, *entries)
-    accepted = basis is None or highs.setBasis(_make_basis(core, count, len(masses), basis)) == core.HighsStatus.kOk
-    if accepted:
-        highs.run()
+    if basis is not None:
+        known, whole = core.HighsBasis(), np.full(count + len(masses), core.HighsBasisStatus.kLower)
+        whole[np.where(basis >= 0, basis, count - 1 - basis)] = core.HighsBasisStatus.kBasic
+        known.col_status, known.row_status, known.valid = whole[:count].tolist(), whole[count:].tolist(), True
+        highs.setBasis(known)
+    highs.run()
     status = highs.getModelStatus()
     if basis is not None and status != core.HighsModelStatus.kOptimal:
         return _solve_by_bindings(core, cost, ends, masses)
@@ -251,14 +254,6 @@ def _solve_by_bindings(
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {text}")
     solution = highs.getSolution()
     return np.array(solution.col_value), np.array(solution.row_dual), np.array(highs.getBasicVariables()[1])
-
-
-def _make_basis(core: Any, count: int, masses: int, positions: Array) -> Any:
-    """HiGHS's record of a basis of so many variables and sums."""
-    basis, whole = core.HighsBasis(), np.full(count + masses, core.HighsBasisStatus.kLower)
-    whole[np.where(positions >= 0, positions, count - 1 - positions)] = core.HighsBasisStatus.kBasic
-    basis.col_status, basis.row_status, basis.valid = whole[:count].tolist(), whole[count:].tolist(), True
-    return basis
 
 
 @functools.cache
@@ -305,12 +300,12 @@ def match_with_slack(cost: Array, row: Array, column: Array, p: Array, q: Array)
     return x * p[0], *shortest_path_prices(cost, row, column, x > 0, len(p), len(q), ROUNDING * top)
 
 
-def solve_assignment(C: Array, dual: Array, out: Array | None = None) -> tuple[Array, Array]:
+def solve_assignment(C: Array, dual: Array) -> tuple[Array, Array]:
     """The best permutation (N,) for costs C (N, N), and its optimal column potentials (N,), from others; good ones make
-    it fast. What is written to is the memory ``out`` (N, N), which may be that of C."""
+    it fast."""
     from scipy.optimize import linear_sum_assignment
 
-    reduced = reduce_costs(C, dual, out)
+    reduced = reduce_costs(C, dual)
     match = linear_sum_assignment(reduced)[1]
     rows = np.arange(len(C))
     paid = reduced[rows, match]

@@ -2,7 +2,7 @@
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.factored_descent`).
+Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.sparse_descent`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
 from torchgw.solvers.entropic import descend, precision_warning
-from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
+from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState
 from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import make_epsilon_step
