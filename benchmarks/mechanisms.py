@@ -679,8 +679,8 @@ MECHANISMS = (
     Mechanism(
         "warm-assignments",
         "Assignments between dense graphs go on from the potentials of the last one.",
-        (assignment._best_permutation_from,),
-        (constant(assignment, "SMOOTHED", 10**9), seen(assignment._best_permutation_from)),
+        (assignment.AssignmentProblem.vertex,),
+        (constant(assignment, "SMOOTHED", 10**9), seen(assignment.AssignmentProblem.vertex)),
         ORACLE,
         True,
     ),
