@@ -55,7 +55,6 @@ from torchgw.solvers import (
     branch_and_bound,
     conditional_gradient,
     entropic,
-    factored_descent,
     hessian,
     inner,
     iterate,
@@ -69,7 +68,6 @@ from torchgw.solvers import (
     soft_plan,
     solution,
     sparse_descent,
-    third_bound,
     transport_costs,
     warm_start,
 )
@@ -625,7 +623,7 @@ MECHANISMS = (
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, sharp._Descent._solve_between_factors),
+        (sparse_descent.FactoredProgram, sharp._Descent._solve_between_factors),
         (none(sharp._Descent._solve_between_factors),),
         GRADIENT,
         True,
@@ -680,8 +678,8 @@ MECHANISMS = (
     Mechanism(
         "warm-assignments",
         "Assignments between dense graphs go on from the potentials of the last one.",
-        (assignment._best_permutation_from,),
-        (constant(assignment, "SMOOTHED", 10**9), seen(assignment._best_permutation_from)),
+        (assignment.AssignmentProblem.vertex,),
+        (constant(assignment, "SMOOTHED", 10**9), seen(assignment.AssignmentProblem.vertex)),
         ORACLE,
         True,
     ),
@@ -852,7 +850,7 @@ CORE = (
     ),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),
-    Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound, third_bound)),
+    Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound,)),
     Core(
         "batches of pairs", "Only `gw_pairwise` enters by them; their suite is `pairwise`.", (batch, annealing, polish)
     ),

@@ -21,7 +21,7 @@ from torchgw.diagnostics.status import History
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.persist.watch import Watch
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.spaces import PrecomputedDistances
 
@@ -111,7 +111,7 @@ def test_each_conditional_gradient_step_counts_once():
 
     with net.evaluations() as counted:
         loop = Loop(Watch(), History(), 7)
-        conditional_gradient(DenseProgram(called, TransportPlans(p, q)), plan.plan.clone(), torch.zeros_like(q), loop)
+        conditional_gradient(DenseProgram(called, p, q), plan.plan.clone(), torch.zeros_like(q), loop)
     assert calls > 1
     assert counted == Counter({(12, 9): calls})
 

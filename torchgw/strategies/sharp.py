@@ -2,7 +2,7 @@
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.factored_descent`).
+Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.sparse_descent`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torchgw.objective.model import mean_cost
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
-from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
 from torchgw.solvers.entropic import descend, precision_warning
-from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.problem import StoredProblem
 from torchgw.solvers.solution import Solution
+from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState
 from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.continuation import make_epsilon_step
@@ -109,11 +109,10 @@ def take_first_step(problem: StoredProblem, start: WarmStart) -> DescentState[Te
     (p, q), plan = problem.model.masses, start.plan.to(torch.float64, copy=True)
     dual, loop = start.column_dual(problem.masses[1]), descent.make_loop()
     if problem.model.is_standard:
-        program = DenseProgram(descent.exact_gradient, TransportPlans(p, q))
+        program = DenseProgram(descent.exact_gradient, p, q)
         return conditional_gradient(program, make_feasible(plan, p, q), dual, loop)[0]
-    form = descent.model_form
-    program = DenseProgram(form, form.make_polytope(False, True))
-    found, _ = conditional_gradient(program, form.extend(plan), form.extend_duals(dual), loop)
+    form = ModelForm(problem.model, descent.exact_gradient)
+    found, _ = conditional_gradient(form, form.extend(plan), torch.zeros_like(form.q), loop)
     return replace(found, plan=form.restrict(found.plan))
 
 
@@ -180,7 +179,7 @@ def _exchange_matches(problem: StoredProblem, found: Solution) -> Tensor | None:
     source, target = problem.wide.source, problem.wide.target
     every = torch.arange(len(p), device=p.device)
     symmetric = is_symmetric(source) and is_symmetric(target)
-    between = AssignmentProblem.of(source.rows(every), target.rows(every), symmetric)
+    between = AssignmentProblem(source.rows(every), target.rows(every), symmetric)
     plan = between.round_and_exchange(found.plan.cpu())
     return plan.to(problem.masses[0]) if between.value(plan) < (1 - TOLERANCE) * found.energy else None
 
@@ -237,24 +236,19 @@ class _Descent:
         if between is not None:
             state, status = between
             return self._make_solution(state.plan.to_dense(), state.value, status, before, state.dual)
-        found, status = conditional_gradient(DenseProgram(exact, TransportPlans(p, q)), plan, dual, self.make_loop())
+        found, status = conditional_gradient(DenseProgram(exact, p, q), plan, dual, self.make_loop())
         if exact.has_matrices:
             a, b = exact.a, exact.b
             cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
         return self._make_solution(found.plan, found.value, status, before, found.dual, cost)
 
-    @property
-    def model_form(self) -> ModelForm:
-        """The objective of any model."""
-        return ModelForm(self.problem.model, self.exact_gradient)
-
     def solve_model(self, plan: Tensor, dual: Tensor, exact: bool, rough: bool) -> Solution:
         """Where they end by the objective of any model; ``exact`` vertices are the best, and the first one is not
         sought by ``rough`` potentials."""
-        before, form = len(self.history.iteration), self.model_form
-        whole, duals = form.extend(plan.to(torch.float64, copy=True)), form.extend_duals(dual)
-        program = DenseProgram(form, form.make_polytope(exact, rough))
-        found, status = conditional_gradient(program, whole, duals, self.make_loop())
+        before, form = len(self.history.iteration), ModelForm(self.problem.model, self.exact_gradient, exact)
+        whole = form.extend(plan.to(torch.float64, copy=True))
+        duals = torch.zeros_like(form.q) if rough else form.extend_duals(dual)
+        found, status = conditional_gradient(form, whole, duals, self.make_loop())
         ended = form.restrict(found.plan)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
         return self._make_solution(ended, found.value, status, before, form.restrict_duals(found.dual))
