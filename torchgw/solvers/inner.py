@@ -102,10 +102,15 @@ class InnerSolver(Protocol):
 
 
 class StoredSolver:
-    """Stores score and plan in the dtype of the potentials, 8 bytes for each pair in float32, and reuses both."""
+    """Stores score and plan in the dtype of the potentials, 8 bytes for each pair in float32, and reuses both.
 
-    def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
+    Plans of a few iterations, far from their columns' marginal, are not ``rounded``: most of what they miss would be
+    spread over all pairs.
+    """
+
+    def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions, rounded: bool = True) -> None:
         self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
+        self.rounded = rounded
         self._score, self._plan = torch.empty(0), torch.empty(0)
 
     def solve_linearization(
@@ -124,7 +129,7 @@ class StoredSolver:
         found = self._run_scaling(*sides, first)
         ahead = gradient.without_scale if plan.is_cuda and isinstance(gradient, ExactGradient) else None
         f, g, told, rounding, following = _finish_plan(
-            score, plan, known, found.state, (cost.a, cost.b), self._constraints, at, ahead
+            score, plan, known, found.state, (cost.a, cost.b), self._constraints, at, ahead, self.rounded
         )
         end = WarmStart(cost, f, g, epsilon)
         return InnerSolution(DenseCoupling(plan), end, told, following, rounding, *found[1:])
@@ -207,11 +212,12 @@ def _finish_plan(
     model: Model,
     epsilon: float | Tensor,
     gradient: ExactGradient | None,
-) -> tuple[Tensor, Tensor, Tensor, Rounding, FactoredCost | None]:
-    """The potentials of the cost as it was, what is told of the plan, which is rounded, and how; its own cost."""
+    rounded: bool,
+) -> tuple[Tensor, Tensor, Tensor, Rounding | None, FactoredCost | None]:
+    """The potentials of the cost as it was, what is told of the plan, how it is rounded, and its own cost."""
     (centred, *shifts), (f, g, largest) = cost, finish_scaling(plan, last)
-    p, q = (mass.to(plan.dtype) for mass in model.masses)
-    rounding = round_plan(plan, p, q, model.marginals)
+    p, q = (mass.to(plan.dtype) for mass in model.masses) if rounded else (plan.sum(1), plan.sum(0))
+    rounding = round_plan(plan, p, q, model.marginals) if rounded else None
     a, b, one, other = (part.to(p) for part in (centred.a, centred.b, *terms))
     value = replace(centred, a=a, b=b).expectation_from_score(_overlap(score, plan), epsilon, p, q)
     cancelling = one.abs() @ p + other.abs() @ q
