@@ -219,23 +219,23 @@ def test_value_and_gradient_are_those_of_the_four_index_sum() -> None:
     p, q = masses(12, 1), masses(15, 2)
     problem = FactoredProblem.of(*spaces, p, q, epsilon=0.02)
     factors = feasible_factors(p, q, 4, 5, sharpness=2.0)
-    point = problem.evaluate(factors)
+    value, objective, slopes = problem.evaluate(factors)
     DX, DY = (matrix(space) for space in spaces)
     plan = LowRankCoupling(*factors).to_dense().numpy()
-    assert point.value == pytest.approx(gw_by_enumeration(DX, DY, plan), rel=1e-12)
+    assert value == pytest.approx(gw_by_enumeration(DX, DY, plan), rel=1e-12)
     entropy = sum(float((side * (1 - side.log())).sum()) for side in factors)
-    assert point.objective == pytest.approx(point.value / 2 - 0.02 * entropy, rel=1e-12)
+    assert objective == pytest.approx(value / 2 - 0.02 * entropy, rel=1e-12)
     leaves = [side.clone().requires_grad_() for side in factors]
     T = (leaves[0] / leaves[2]) @ leaves[1].T
     (torch.from_numpy(linearised_cost(DX, DY, plan)) * T).sum().backward()
     wanted = problem.remove_null_terms(LowRankFactors(*(leaf.grad for leaf in leaves)))  # type: ignore[arg-type]
-    for found, expected in zip(problem.remove_null_terms(point.gradient), wanted, strict=True):
+    for found, expected in zip(problem.remove_null_terms(slopes), wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     other = feasible_factors(p, q, 4, 6)
-    for gradient in (point.gradient, problem.remove_null_terms(point.gradient)):
+    for gradient in (slopes, problem.remove_null_terms(slopes)):
         slope = sum(float((side * (x - y)).sum()) for side, x, y in zip(gradient, other, factors, strict=True))
         steps = [LowRankFactors(*(x + t * (y - x) for x, y in zip(factors, other, strict=True))) for t in (1e-5, -1e-5)]
-        change = (problem.evaluate(steps[0]).value - problem.evaluate(steps[1]).value) / 4e-5
+        change = (problem.evaluate(steps[0])[0] - problem.evaluate(steps[1])[0]) / 4e-5
         assert slope == pytest.approx(change, rel=1e-5)
 
 
@@ -359,7 +359,7 @@ def test_equal_components_are_left_behind() -> None:
     spaces = squared_spaces(40, 40, 7)
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
-    product = FactoredProblem.of(*spaces, p, p, 0.0).evaluate(alike).value
+    product = FactoredProblem.of(*spaces, p, p, 0.0).evaluate(alike)[0]
     done = solve_low_rank(FactoredProblem.of(*spaces, p, p, 0.0), LowRankOptions(rank=5), generator(), start=alike)
     assert done.energy < 0.3 * product
 
@@ -422,14 +422,16 @@ import re, torch
 from pathlib import Path
 from tests.problems import generator
 from tests.test_lowrank import spread_start
-from torchgw.solvers.low_rank import Factored, solve_low_rank
+from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank
 from torchgw.options import LowRankOptions
 from torchgw.spaces import EuclideanDistances
 x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.6, 0.3])
 spaces = [EuclideanDistances(side, squared=True) for side in (x, x.flip(0, 1))]
 p = torch.full((20000,), 1 / 20000, dtype=torch.float64)
 options = LowRankOptions(rank=20, max_iter=100)
-done = solve_low_rank(Factored.of(*spaces, p, p, 0.0), options, generator(), start=spread_start(spaces, p, p, 20))
+done = solve_low_rank(
+    FactoredProblem.of(*spaces, p, p, 0.0), options, generator(), start=spread_start(spaces, p, p, 20)
+)
 error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
 memory = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 print(memory, error, done.energy)

@@ -26,8 +26,7 @@ Sources: M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -83,48 +82,52 @@ def solve_low_rank(
 
     def begin() -> MirrorState:
         first = project_logs(start.logarithms())
+        value, objective, gradient = problem.evaluate(first.factors)
         return MirrorState(
             n_iter_sinkhorn=first.n_iter,
-            point=problem.evaluate(first.factors),
+            factors=first.factors,
+            value=value,
+            objective=objective,
+            gradient=gradient,
             step=options.step * FIRST_STEP,
             residual=first.residual,
         )
 
     def step(state: MirrorState) -> tuple[MirrorState, Check, Status | None]:
         """One accepted step, or none where no length lowers the objective."""
-        gradient, point, length = problem.remove_null_terms(state.point.gradient), state.point, state.step
+        gradient, logs = problem.remove_null_terms(state.gradient), state.factors.logarithms()
         norm = max(float(side.abs().amax()) for side in gradient)
-        change, residual, n_sweeps = 0.0, state.residual, state.n_iter_sinkhorn
+        new, change, length, n_sweeps = state, 0.0, state.step, state.n_iter_sinkhorn
         for _ in range(MOST_CUTS if norm > max(noise, 0.0) else 0):
             exponent = min(length / norm, LARGEST_EXPONENT)
             gamma = exponent / norm
             damping = 1 + gamma * epsilon
-            logs = ((log - gamma * side) / damping for log, side in zip(point.logs, gradient, strict=True))
-            found = project_logs(LowRankFactors(*logs))
+            moved = ((log - gamma * side) / damping for log, side in zip(logs, gradient, strict=True))
+            found = project_logs(LowRankFactors(*moved))
             n_sweeps += found.n_iter
-            new = problem.evaluate(found.factors)
-            if found.residual <= USABLE and new.objective <= point.objective + noise:
-                change, point, residual = _divergence(new, point) / exponent**2, new, found.residual
+            value, objective, slope = problem.evaluate(found.factors)
+            if found.residual <= USABLE and objective <= state.objective + noise:
+                change = _divergence(found.factors, state.factors) / exponent**2
                 length = min(length * GROWTH, options.step)
+                new = replace(
+                    state,
+                    factors=found.factors,
+                    value=value,
+                    objective=objective,
+                    gradient=slope,
+                    residual=found.residual,
+                )
                 break
             length = exponent * norm * SHRINK
-        state = MirrorState(
-            n_iter=state.n_iter + 1,
-            n_iter_sinkhorn=n_sweeps,
-            point=point,
-            step=length,
-            residual=residual,
-            last_change=change,
-        )
-        status = Status.SETTLED if change <= options.tol else None
-        return state, Check(point.value, residual, epsilon), status
+        new = replace(new, n_iter=state.n_iter + 1, n_iter_sinkhorn=n_sweeps, step=length, last_change=change)
+        return new, Check(new.value, new.residual, epsilon), Status.SETTLED if change <= options.tol else None
 
     state, status = iterate(MirrorState, step, begin, loop)
-    rounded = round_factors(state.point.factors, p, q)
+    rounded = round_factors(state.factors, p, q)
     return Solution(
         coupling=LowRankCoupling(*rounded),
         warm_start=None,
-        energy=max(problem.evaluate(rounded).value, 0.0),
+        energy=max(problem.evaluate(rounded)[0], 0.0),
         marginal_residual=state.residual,
         status=status if state.residual <= USABLE else Status.MARGINALS,
         n_iter=state.n_iter,
@@ -142,34 +145,21 @@ def _factors(space: DistanceProvider, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @storable
-class MirrorIterate(NamedTuple):
-    """An iterate of mirror descent.
-
-    factors, logs : Q (N, r), R (K, r), g (r,) on the marginals, and their logarithms.
-    value : <C(T), T>.
-    objective : the value with its entropy, which descent lowers.
-    gradient : half the derivative of the objective in each factor.
-    """
-
-    factors: LowRankFactors
-    logs: LowRankFactors
-    value: float
-    objective: float
-    gradient: LowRankFactors
-
-
-@storable
 @dataclass(frozen=True, kw_only=True)
 class MirrorState(State):
     """Where mirror descent stands; ``n_iter_sinkhorn`` counts sweeps of its projections.
 
-    point : the factors, with objective and gradient there.
+    factors : Q (N, r), R (K, r), g (r,) on the marginals.
+    value, objective, gradient : there, as `FactoredProblem.evaluate` returns them.
     step : length of the next step, in units of the largest squared distance.
     residual : L1 marginal residual of the last projection.
     last_change : symmetric Kullback-Leibler divergence of the last step over its squared length.
     """
 
-    point: MirrorIterate
+    factors: LowRankFactors
+    value: float
+    objective: float
+    gradient: LowRankFactors
     step: float
     residual: float
     last_change: float = float("inf")
@@ -207,8 +197,9 @@ class FactoredProblem:
         constant = float(factored_mean_square(F, s, p) + factored_mean_square(G, t, q))
         return cls(F, s, G, t, p, q, constant, epsilon)
 
-    def evaluate(self, factors: LowRankFactors) -> MirrorIterate:
-        """The objective and its gradient, O((N + K) r (r_X + r_Y))."""
+    def evaluate(self, factors: LowRankFactors) -> tuple[float, float, LowRankFactors]:
+        """<C(T), T>; half of it less the entropies, which descent lowers; and half the derivative of <C(T), T> in each
+        factor. O((N + K) r (r_X + r_Y))."""
         Q, R, g = factors
         FQ, GR = self.F.T @ Q, self.G.T @ R
         sFQ, tGR = self.s[:, None] * FQ, self.t[:, None] * GR
@@ -217,9 +208,8 @@ class FactoredProblem:
         overlap = (W_A * W_B) @ g
         gradient = LowRankFactors(-2 * self.F @ (sFQ @ W_B), -2 * self.G @ (tGR @ W_A), 2 * overlap)
         value = self.constant - 2 * float(g @ overlap)
-        return MirrorIterate(
-            factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient
-        )
+        entropy = float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
+        return value, value / 2 - self.epsilon * entropy, gradient
 
     def remove_null_terms(self, gradient: LowRankFactors) -> LowRankFactors:
         """The gradient without the terms that the constraints do not see."""
@@ -232,15 +222,10 @@ class FactoredProblem:
         return LowRankFactors(sides[0], sides[1], weights - weights.mean())
 
 
-def _entropy(factors: LowRankFactors) -> float:
-    """-sum x (log x - 1) over the entries of Q, R and g."""
-    return float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
-
-
-def _divergence(new: MirrorIterate, old: MirrorIterate) -> float:
+def _divergence(new: LowRankFactors, old: LowRankFactors) -> float:
     """KL(new | old) + KL(old | new), summed over the three factors."""
-    pairs = zip(new.factors, old.factors, new.logs, old.logs, strict=True)
-    return float(sum(torch.nan_to_num((x - y) * (log_x - log_y), posinf=0.0).sum() for x, y, log_x, log_y in pairs))
+    pairs = zip(new, old, strict=True)
+    return float(sum(torch.nan_to_num((x - y) * (x.log() - y.log()), posinf=0.0).sum() for x, y in pairs))
 
 
 def perturb_factors(start: LowRankFactors, p: Tensor, q: Tensor, generator: torch.Generator) -> LowRankFactors:
