@@ -7,7 +7,7 @@ score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a co
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -86,26 +86,6 @@ class InnerSolution(NamedTuple):
     warm_residual: Tensor | float
 
 
-class InnerSolver(Protocol):
-    """Solves linear problems of a model, on the way to its epsilon."""
-
-    model: Model
-
-    def solve_linearization(
-        self,
-        cost: FactoredCost,
-        epsilon: float,
-        warm: WarmStart,
-        sums: tuple[Tensor, Tensor] | None = None,
-        gradient: Gradient | None = None,
-    ) -> InnerSolution:
-        """The plan of a cost from warm potentials of any epsilon. The marginals ``sums`` (N,), (K,) of the last plan,
-        where they may give way, can tell potentials better. The ``gradient`` is the one that is asked next."""
-
-    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        """Only its potentials, from warm ones f (N,), g (K,)."""
-
-
 class StoredSolver:
     """Stores score and plan in the dtype of the potentials, 8 bytes for each pair in float32, and reuses both.
 
@@ -126,6 +106,8 @@ class StoredSolver:
         sums: tuple[Tensor, Tensor] | None = None,
         gradient: Gradient | None = None,
     ) -> InnerSolution:
+        """The plan of a cost from warm potentials of any epsilon. The marginals ``sums`` (N,), (K,) of the last plan,
+        where they may give way, can tell potentials better. The ``gradient`` is the one that is asked next."""
         assert warm.epsilon is not None
         score, plan = self._memory(warm.f, len(warm.f), len(warm.g))
         ratio, at = as_graph_numbers(plan.device, warm.epsilon / epsilon, epsilon, self.model)
@@ -141,6 +123,7 @@ class StoredSolver:
         return InnerSolution(DenseCoupling(plan), end, told, following, rounding, *found[1:])
 
     def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
+        """Only the potentials of a linear problem, from warm ones f (N,), g (K,)."""
         score, plan = self._memory(linear.A, len(linear.A), len(linear.B))
         scaler = Scaler(self.kernel.bind(torch.mm(linear.A, linear.B.T, out=score)), linear.row, linear.column, plan)
         return solve_by_scaling(scaler, f, g, options=self.options, max_iter=self.options.exact_max_iter)
@@ -248,6 +231,7 @@ class StreamedSolver:
         sums: tuple[Tensor, Tensor] | None = None,
         gradient: Gradient | None = None,
     ) -> InnerSolution:
+        """As `StoredSolver.solve_linearization`."""
         assert warm.epsilon is not None
         model, ratio = self.model, warm.epsilon / epsilon
         centred, *shifts, f, g = adapt_potentials(cost, warm.f, warm.g, ratio, epsilon, model.logs)
@@ -268,6 +252,7 @@ class StreamedSolver:
         return InnerSolution(rounded.coupling(A, B), WarmStart(cost, f, g, epsilon), told, None, None, *known)
 
     def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
+        """Only the potentials of a linear problem, from warm ones f (N,), g (K,)."""
         A, B, row, column = linear
         tiles, most = self.tiles(A, B, f, g), self.options.exact_max_iter
         # Where all tiles matter, the whole score is one product a pass.
@@ -280,3 +265,7 @@ class StreamedSolver:
             return all_tiles(len(A), len(B), TILE, A.device)
         A, B = self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         return choose_tiles(A, B, f, g, self.model.masses, TILE, self.omitted, self.ranks)[0]
+
+
+InnerSolver: TypeAlias = StoredSolver | StreamedSolver
+"""Solves linear problems of a model, on the way to its epsilon."""

@@ -278,10 +278,7 @@ def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None)
         epsilon = _epsilon_from_products(
             plan, terms, lambda share, axis: torch.from_numpy(turned[axis] @ share.numpy()), sums
         )
-    pattern = W.copy(), T.copy()
-    for matrix in pattern:
-        matrix.data[:] = 1.0
-    both = SparseCoupling.of((pattern[0] + pattern[1]).tocsr(), rows.device)
+    both = SparseCoupling.of((abs(W) + abs(T)).tocsr(), rows.device)
     row, column = both.row, both.column
     values = torch.from_numpy(np.array(W[row.numpy().copy(), column.numpy().copy()])) * (2 * LOG2E)
 
