@@ -45,8 +45,8 @@ from torchgw.objective import certify
 from torchgw.objective.exact import ExactGradient, PairLoss
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
+from torchgw.solvers import low_rank
 from torchgw.solvers.assignment import Cross
-from torchgw.solvers.low_rank import FactoredProblem
 
 Row = dict[str, Any]
 Array = np.ndarray
@@ -110,7 +110,7 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (PairLoss, "cost", _of_plans),
     (Cross, "__call__", _of_plans),
     (Cross, "of_permutation", lambda _, order: (len(order), len(order))),
-    (FactoredProblem, "evaluate", lambda problem, *_: (len(problem.p), len(problem.q))),
+    (low_rank, "evaluate", lambda _, model, *__: (len(model.p), len(model.q))),
 )
 """Owner and name of each method that evaluates a gradient, and the shape (..., N, K) of its plans by its arguments."""
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
 from torchgw.diagnostics.status import History
-from torchgw.solvers.entropic import precision_warning
+from torchgw.solvers.entropic import start_precision_check
 from torchgw.solvers.problem import Problem, StoredProblem
 from torchgw.solvers.solution import Solution
 from torchgw.solvers.warm_start import WarmStart
@@ -58,7 +58,7 @@ def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float,
             or mean_row_entropy(solution, p) < SHARP
         ):
             break
-        reason = precision_warning(end.cost, epsilon, problem.options)
+        reason = start_precision_check(end.cost, epsilon, problem.options)()
         if reason is not None:
             logger.info("epsilon %.3g is left out: %s", epsilon, reason)
             break

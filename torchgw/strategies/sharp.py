@@ -26,7 +26,7 @@ from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
-from torchgw.solvers.entropic import descend, precision_warning
+from torchgw.solvers.entropic import descend, start_precision_check
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
@@ -81,7 +81,7 @@ def solve_unregularized(
     descent = _Descent(problem, now.history, limit)
     found = descent.solve(now.plan if start.plan is None else start.plan, dual, start.plan is not None)
     found = _improve_by_exchanges(problem, descent, found)
-    warning = precision_warning(now.warm_start.cost, epsilon, problem.options)
+    warning = start_precision_check(now.warm_start.cost, epsilon, problem.options)()
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
