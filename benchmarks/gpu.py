@@ -288,7 +288,7 @@ def prepared(sizes: Sequence[int]) -> Rows:
         calls: dict[str, Callable[[], object]] = {
             "nearest points and edges": partial(made.neighbours, there, count_neighbours(n), None),
             "graph": partial(built, "triton"),
-            "landmarks": partial(graph.landmarks, 100),
+            "landmarks": lambda: graph.landmarks(graph.centres(100), 100),
             "searches from 100 points": partial(graph.distances, few),
         }
         for what, taken in fastest(calls, least=3).items():

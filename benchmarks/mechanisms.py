@@ -29,7 +29,7 @@ import torchgw
 from torchgw.batched import annealing, polish
 from torchgw.batched import solve as batch
 from torchgw.kernels.kernel import relax
-from torchgw.objective import matching
+from torchgw.objective import exact
 from torchgw.objective.linearise import gradient_of
 from torchgw.problem import problem
 from torchgw.search import (
@@ -56,7 +56,6 @@ from torchgw.solvers import (
     branch_and_bound,
     conditional_gradient,
     entropic,
-    factored_descent,
     hessian,
     inner,
     iterate,
@@ -69,7 +68,6 @@ from torchgw.solvers import (
     soft_plan,
     solution,
     sparse_descent,
-    third_bound,
     transport_costs,
     warm_start,
 )
@@ -609,7 +607,7 @@ MECHANISMS = (
     Mechanism(
         "between-factors",
         "Conditional gradients have plans of few entries where distances are factored.",
-        (factored_descent, sharp._descend_between_factors),
+        (sparse_descent.FactoredProgram, sharp._descend_between_factors),
         (none(sharp._descend_between_factors),),
         GRADIENT,
         True,
@@ -618,8 +616,8 @@ MECHANISMS = (
     Mechanism(
         "few-entries",
         "Gradients of plans with few entries take one product instead of two.",
-        (matching.MatchingGradient,),
-        (none((matching.MatchingGradient, "of")),),
+        (exact.ExactGradient.change, exact.ExactGradient.change_by_rows),
+        (none(exact.ExactGradient.change_by_rows),),
         GRADIENT,
         True,
     ),
@@ -664,8 +662,8 @@ MECHANISMS = (
     Mechanism(
         "warm-assignments",
         "Assignments between dense graphs go on from the potentials of the last one.",
-        (assignment._best_permutation_from,),
-        (constant(assignment, "SMOOTHED", 10**9), seen(assignment._best_permutation_from)),
+        (assignment.AssignmentProblem.vertex,),
+        (constant(assignment, "SMOOTHED", 10**9), seen(assignment.AssignmentProblem.vertex)),
         ORACLE,
         True,
     ),
@@ -824,7 +822,7 @@ CORE = (
     ),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),
-    Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound, third_bound)),
+    Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound,)),
     Core(
         "batches of pairs", "Only `gw_pairwise` enters by them; their suite is `pairwise`.", (batch, annealing, polish)
     ),

@@ -43,11 +43,10 @@ from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify
 from torchgw.objective.exact import ExactGradient, PairLoss
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.sampled import SampledGradient
 from torchgw.objective.sparse import SparseObjective
+from torchgw.solvers import low_rank
 from torchgw.solvers.assignment import Cross
-from torchgw.solvers.low_rank import FactoredProblem
 
 Row = dict[str, Any]
 Array = np.ndarray
@@ -96,10 +95,6 @@ def _of_terms(gradient: Any, *_: Any) -> tuple[int, ...]:
     return len(gradient.a), len(gradient.b)
 
 
-def _of_exact(gradient: Any, *_: Any) -> tuple[int, ...]:
-    return _of_terms(gradient.exact)
-
-
 def _of_plans(_: Any, plan: Any, *__: Any) -> tuple[int, ...]:
     return tuple(plan.shape)
 
@@ -108,15 +103,14 @@ EVALUATIONS: tuple[tuple[Any, str, Callable[..., tuple[int, ...]]], ...] = (
     (ExactGradient, "cost", _of_terms),
     (ExactGradient, "cost_from_factored_plan", _of_terms),
     (certify, "assemble_factored_cost", lambda left, right, *_: (len(left[0]), len(right[0]))),
-    (MatchingGradient, "__call__", _of_exact),
-    (MatchingGradient, "change", _of_exact),
-    (MatchingGradient, "cross", _of_exact),
+    (ExactGradient, "change", _of_terms),
+    (ExactGradient, "change_by_rows", _of_terms),
     (SampledGradient, "__call__", lambda gradient, *_: (gradient.source.size, gradient.target.size)),
     (SparseObjective, "cross", lambda objective, *_: objective.shape),
     (PairLoss, "cost", _of_plans),
     (Cross, "__call__", _of_plans),
     (Cross, "of_permutation", lambda _, order: (len(order), len(order))),
-    (FactoredProblem, "evaluate", lambda problem, *_: (len(problem.p), len(problem.q))),
+    (low_rank, "evaluate", lambda _, model, *__: (len(model.p), len(model.q))),
 )
 """Owner and name of each method that evaluates a gradient, and the shape (..., N, K) of its plans by its arguments."""
 

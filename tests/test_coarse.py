@@ -27,7 +27,7 @@ from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control
-from torchgw.search.anneal import SAME_PLAN, LandmarkProblem, LandmarkSolution, find_coarse_basins, group_into_basins
+from torchgw.search.anneal import SAME_PLAN, CoarseBasin, LandmarkProblem, find_coarse_basins, group_into_basins
 from torchgw.search.initial_guesses import leading_modes, make_start_costs
 from torchgw.search.lift import lift
 from torchgw.spaces.coarsening import KINDS, choose_landmarks, coverage
@@ -227,7 +227,7 @@ def test_where_no_basin_stands_out_the_other_kinds_of_landmarks_are_cooled_side_
         given, before = (Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), torch.Generator(device)), simulation.n_waits
         found = find_coarse_basins((x, y), (mass, mass), *given)
         waits = simulation.n_waits - before
-    assert list(found.kinds) == list(KINDS)
+    assert list(found[0]) == list(KINDS)
     assert waits == 4  # for landmarks and basins, of the first kind and of the others
 
 
@@ -235,7 +235,7 @@ def test_few_points_get_more_starts_but_not_as_many_as_landmarks_were_asked_for(
     two, mass = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=F64), torch.full((2,), 0.5, dtype=F64)
     space, options = PrecomputedDistances(two.numpy()), CoarseOptions(n_landmarks=10**6, n_starts=4)
     found = find_coarse_basins((space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, options, generator())
-    (basins,) = found.kinds.values()
+    (basins,) = found[0].values()
     assert sum(basin.count for basin in basins) == 3 * 4 * 30
 
 
@@ -247,7 +247,7 @@ def test_the_coarse_stage_finds_both_orientations_of_a_path_and_their_energies()
     found = find_coarse_basins(
         (space, space), (mass, mass), Model(mass, mass, 1e-3), 1e-3, CoarseOptions(), generator()
     )
-    (basins,) = found.kinds.values()
+    (basins,) = found[0].values()
     assert len(basins) == 2
     assert basins[0].energy < 0.2 * basins[1].energy
     assert sum(basin.count for basin in basins) == 3 * 48
@@ -272,7 +272,7 @@ def test_potentials_lifted_from_all_points_are_those_of_the_problem() -> None:
     exponent = plan.log2() + torch.from_numpy(S) / epsilon * np.log2(np.e)
     f = exponent.mean(1)
     g = (exponent - f[:, None]).mean(0)
-    solved = LandmarkSolution(x, y, torch.from_numpy(T), f, g, epsilon)
+    solved = CoarseBasin(x, y, torch.from_numpy(T), f, g, epsilon)
     gradient = ExactGradient(source, target, torch.from_numpy(p), torch.from_numpy(q))
     for made, matching in (lift(solved, model, gradient), lift(solved, model, None)):
         np.testing.assert_allclose(made.f, f, atol=1e-9)

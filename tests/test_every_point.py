@@ -17,7 +17,7 @@ from torchgw.persist.watch import Watch
 from torchgw.search import every_point
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import make_cells
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.spaces import FactoredDistances, PrecomputedDistances
 from torchgw.strategies import dense
@@ -89,7 +89,7 @@ def test_beside_far_points_nothing_is_above_conditional_gradients_from_the_produ
     spaces = (PrecomputedDistances.stored_matrix(torch.from_numpy(D), 1.0) for D in (DX, DY))
     gradient, product = ExactGradient(*spaces, *masses), torch.outer(*masses)
     loop = Loop(Watch(), History(), 200, 1e-6)
-    end, _ = conditional_gradient(DenseProgram(gradient, TransportPlans(*masses)), product, torch.zeros(240), loop)
+    end, _ = conditional_gradient(DenseProgram(gradient, *masses), product, torch.zeros(240), loop)
     assert found.value <= end.value * (1 + 1e-6)
     assert found.converged
 

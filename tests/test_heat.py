@@ -16,17 +16,10 @@ from torch import Tensor
 import torchgw
 from tests.problems import all_rows
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.spaces import heat
+from torchgw.spaces import heat, heat_kernel
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.heat import HeatDistances
-from torchgw.spaces.heat_kernel import (
-    DenseKernel,
-    SparseKernel,
-    build_edge_topology,
-    log_diagonal,
-    log_kernel,
-    steps_for,
-)
+from torchgw.spaces.heat_kernel import build_edge_topology, dense_rows, heat_rows, log_diagonal, log_kernel, steps_for
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.types import Array, DistanceProvider, GraphWarning, PrecisionWarning
@@ -111,14 +104,14 @@ def test_lengths_scale_and_order_does_not_matter(roll: HeatDistances) -> None:
     torch.testing.assert_close(all_rows(fixed), all_rows(roll), atol=1e-7, rtol=0)
 
 
-def test_lanczos_rows_equal_the_dense_kernel() -> None:
+def test_expanded_rows_equal_the_dense_kernel() -> None:
     edges = build_edge_topology(GRAPH)
     roots = edges.inverse_roots(torch.from_numpy(GRAPH.data**2))
     index, time = torch.tensor([0, 20, 299]), 0.8
-    dense = DenseKernel(edges, roots).rows(index, time)
-    torch.testing.assert_close(SparseKernel(edges, roots, None).rows(index, time), dense, atol=1e-14, rtol=0)
+    dense = dense_rows(edges, roots, index, time)
+    torch.testing.assert_close(heat_rows(edges, roots, index, time), dense, atol=1e-14, rtol=0)
     assert float(dense.min()) < 1e-8
-    few = SparseKernel(edges, roots, 20).rows(index, time)
+    few = heat_rows(edges, roots, index, time, 20)
     assert float((few - dense).abs().max()) > 1e-14
 
 
@@ -137,10 +130,10 @@ def test_the_diagonal_of_the_kernel_follows_from_landmarks() -> None:
     edges = build_edge_topology(GRAPH)
     roots = edges.inverse_roots(torch.from_numpy(GRAPH.data**2))
     space = HeatDistances(GRAPH)
-    time, kernel = space.time * space.dimension, DenseKernel(edges, roots)
     all_points, some = torch.arange(300), torch.arange(0, 300, 5)
-    truth = log_kernel(kernel.rows(all_points, time), roots, all_points).diagonal()
-    found, near = log_diagonal(log_kernel(kernel.rows(some, time), roots, some), some)
+    K = dense_rows(edges, roots, all_points, space.time * space.dimension)
+    truth = log_kernel(K, roots, all_points).diagonal()
+    found, near = log_diagonal(log_kernel(K[some], roots, some), some)
     assert near.double().mean() > 0.95
     assert float((found - truth)[near].abs().mean()) < 0.02
     torch.testing.assert_close(found[some], truth[some], atol=1e-6, rtol=0)
@@ -226,7 +219,7 @@ def test_traced_rows_of_a_factored_space(factored: HeatDistances) -> None:
 
 def differences(cloud: Array, sources: Tensor, step: float) -> tuple[float, float]:
     """Errors, relative to central differences, of the gradients in one direction of the points and in the time."""
-    space, generator = HeatDistances(cloud), torch.Generator().manual_seed(2)
+    space, generator = HeatDistances(cloud, n_landmarks=30), torch.Generator().manual_seed(2)
     points = torch.from_numpy(cloud).requires_grad_()
     time = torch.tensor(space.time, dtype=DOUBLE, requires_grad=True)
     weight = torch.rand(len(sources), len(cloud), dtype=DOUBLE, generator=generator)
@@ -244,18 +237,20 @@ def differences(cloud: Array, sources: Tensor, step: float) -> tuple[float, floa
     return abs(found / slope - 1), abs(float(by_time) / rate - 1)
 
 
-@pytest.mark.parametrize(("n", "spacing"), [(120, 1), (300, 6)])
-def test_gradients_equal_central_differences(n: int, spacing: int) -> None:
+@pytest.mark.parametrize(("n", "spacing", "exact"), [(120, 1, 2000), (300, 6, 2000), (120, 1, 100), (300, 6, 100)])
+def test_gradients_equal_central_differences(monkeypatch: pytest.MonkeyPatch, n: int, spacing: int, exact: int) -> None:
+    """Of the eigendecomposition, and of the expansion."""
+    monkeypatch.setattr(heat, "EXACT_SIZE", exact)
     assert max(differences(make_swiss_roll(n)[0], torch.arange(0, n, spacing), 1e-4)) < 1e-5
 
 
-def test_chunks_change_nothing(roll: HeatDistances, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = torch.arange(0, 300, 30)
-    points = torch.from_numpy(ROLL).requires_grad_()
-    whole = roll.traced_rows(points, sources)
+def test_chunks_change_nothing(factored: HeatDistances, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = torch.arange(0, 1200, 120)
+    points = torch.from_numpy(make_swiss_roll(1200)[0]).requires_grad_()
+    whole = factored.traced_rows(points, sources)
     (expected,) = torch.autograd.grad(whole.sum(), points)
-    monkeypatch.setattr(heat, "BASIS_ENTRIES", 3 * 300 * roll.n_steps)
-    parts = roll.traced_rows(points, sources)
+    monkeypatch.setattr(heat_kernel, "BASIS_ENTRIES", 6 * 1200 * factored.n_steps)
+    parts = factored.traced_rows(points, sources)
     (found,) = torch.autograd.grad(parts.sum(), points)
     torch.testing.assert_close(parts, whole, atol=1e-8, rtol=0)
     assert relative(found, expected) < 1e-6
@@ -346,7 +341,6 @@ def test_a_loss_between_heat_distances_has_the_gradient_of_finite_differences(
 
 @pytest.mark.parametrize(("time", "n_steps"), [(None, None), (4.0, None), (20.0, None), (0.5, 150)])
 def test_gradients_are_right_at_every_time_and_number_of_steps(time: float | None, n_steps: int | None) -> None:
-    """Also where Lanczos would take nearly as many steps as there are points."""
     points = torch.from_numpy(make_swiss_roll(150, random_state=1)[0]).requires_grad_()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PrecisionWarning)

@@ -103,10 +103,10 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 # The structure may only shrink. Whoever makes a figure smaller lowers its bound, so that it stays small.
 BOUNDS = {
-    "files": 308,
-    "statements": 29_560,
-    "constants": 802,
-    "records": 238,
+    "files": 297,
+    "statements": 28_370,
+    "constants": 772,
+    "records": 215,
     "shared class names": 0,
     "participles": 26,
     "long signatures": 9,

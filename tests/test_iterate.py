@@ -261,5 +261,5 @@ def test_every_kind_of_state_is_one_that_files_can_hold() -> None:
             left.append(kind)
             kinds.add(kind)
     found = {kind.__qualname__ for kind in kinds if kind.__module__.startswith("torchgw.")}
-    assert {"EntropicState", "SampledState", "MirrorState", "FrankWolfe", "MultilevelState"} <= found
+    assert {"EntropicState", "SampledState", "MirrorState", "DescentState", "MultilevelState"} <= found
     assert found <= {name.rpartition(".")[2] for name in STORABLE}

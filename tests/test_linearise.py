@@ -188,7 +188,7 @@ def test_the_quadratic_part_that_gradients_see_is_the_four_index_sum(left: str, 
     signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     matrices = [(F * signs) @ F.T for F in factors]
     x, y = (
-        DifferentiableDistances(factors=(F, signs)) if kind == "factored" else DifferentiableDistances(matrix=D)
+        DifferentiableDistances(F, signs) if kind == "factored" else DifferentiableDistances(D)
         for kind, F, D in zip((left, right), factors, matrices, strict=True)
     )
     T = coupling.to_dense()

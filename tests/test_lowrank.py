@@ -6,6 +6,7 @@ import itertools
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,11 @@ from torchgw import GWOptions, gw_align
 from torchgw.couplings import blocks
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import Status
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.model import Model
 from torchgw.options import LowRankOptions
 from torchgw.sinkhorn.low_rank import LowRankFactors, project, round_factors
-from torchgw.solvers.low_rank import FactoredProblem, group_cells, solve_low_rank, warm_factors
+from torchgw.solvers.low_rank import evaluate, group_cells, remove_null_terms, solve_low_rank, warm_factors
 from torchgw.solvers.solution import Solution
 from torchgw.spaces import EuclideanDistances
 from torchgw.spaces.coarsening import choose_landmarks
@@ -98,6 +101,12 @@ def spread_start(
     return LowRankFactors(sides[0], sides[1], uniform(rank))
 
 
+def problem_of(spaces: Sequence[DistanceProvider], p: Tensor, q: Tensor, epsilon: float) -> tuple[ExactGradient, Model]:
+    """The gradient, in float64, and the masses and epsilon of a problem."""
+    x, y = (space.to(p.device, torch.float64) for space in spaces)
+    return ExactGradient(x, y, p, q), Model(p, q, epsilon)
+
+
 def solve(
     spaces: tuple[EuclideanDistances, EuclideanDistances] | tuple[FactoredSpace, FactoredSpace],
     rank: int,
@@ -110,10 +119,7 @@ def solve(
     chosen = LowRankOptions(rank=rank, **options)  # type: ignore[arg-type]
     starts = (spread_start(spaces, p, q, rank, seed) for seed in range(n_starts))
     return min(
-        (
-            solve_low_rank(FactoredProblem.of(*spaces, p, q, epsilon), chosen, generator(), start=start)
-            for start in starts
-        ),
+        (solve_low_rank(*problem_of(spaces, p, q, epsilon), chosen, generator(), start=start) for start in starts),
         key=lambda done: done.energy,
     )
 
@@ -217,25 +223,25 @@ def test_value_and_gradient_are_those_of_the_four_index_sum() -> None:
     """The value exactly; the gradient, by differentiation, up to what the constraints do not see."""
     spaces = squared_spaces(12, 15, 0)
     p, q = masses(12, 1), masses(15, 2)
-    problem = FactoredProblem.of(*spaces, p, q, epsilon=0.02)
+    problem = problem_of(spaces, p, q, 0.02)
     factors = feasible_factors(p, q, 4, 5, sharpness=2.0)
-    point = problem.evaluate(factors)
+    value, objective, slopes = evaluate(*problem, factors)
     DX, DY = (matrix(space) for space in spaces)
     plan = LowRankCoupling(*factors).to_dense().numpy()
-    assert point.value == pytest.approx(gw_by_enumeration(DX, DY, plan), rel=1e-12)
+    assert value == pytest.approx(gw_by_enumeration(DX, DY, plan), rel=1e-12)
     entropy = sum(float((side * (1 - side.log())).sum()) for side in factors)
-    assert point.objective == pytest.approx(point.value / 2 - 0.02 * entropy, rel=1e-12)
+    assert objective == pytest.approx(value / 2 - 0.02 * entropy, rel=1e-12)
     leaves = [side.clone().requires_grad_() for side in factors]
     T = (leaves[0] / leaves[2]) @ leaves[1].T
     (torch.from_numpy(linearised_cost(DX, DY, plan)) * T).sum().backward()
-    wanted = problem.remove_null_terms(LowRankFactors(*(leaf.grad for leaf in leaves)))  # type: ignore[arg-type]
-    for found, expected in zip(problem.remove_null_terms(point.gradient), wanted, strict=True):
+    wanted = remove_null_terms(LowRankFactors(*(leaf.grad for leaf in leaves)), p, q)  # type: ignore[arg-type]
+    for found, expected in zip(remove_null_terms(slopes, p, q), wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     other = feasible_factors(p, q, 4, 6)
-    for gradient in (point.gradient, problem.remove_null_terms(point.gradient)):
+    for gradient in (slopes, remove_null_terms(slopes, p, q)):
         slope = sum(float((side * (x - y)).sum()) for side, x, y in zip(gradient, other, factors, strict=True))
         steps = [LowRankFactors(*(x + t * (y - x) for x, y in zip(factors, other, strict=True))) for t in (1e-5, -1e-5)]
-        change = (problem.evaluate(steps[0]).value - problem.evaluate(steps[1]).value) / 4e-5
+        change = (evaluate(*problem, steps[0])[0] - evaluate(*problem, steps[1])[0]) / 4e-5
         assert slope == pytest.approx(change, rel=1e-5)
 
 
@@ -359,8 +365,8 @@ def test_equal_components_are_left_behind() -> None:
     spaces = squared_spaces(40, 40, 7)
     p = uniform(40)
     alike = LowRankFactors(p[:, None].repeat(1, 5) / 5, p[:, None].repeat(1, 5) / 5, uniform(5))
-    product = FactoredProblem.of(*spaces, p, p, 0.0).evaluate(alike).value
-    done = solve_low_rank(FactoredProblem.of(*spaces, p, p, 0.0), LowRankOptions(rank=5), generator(), start=alike)
+    product = evaluate(*problem_of(spaces, p, p, 0.0), alike)[0]
+    done = solve_low_rank(*problem_of(spaces, p, p, 0.0), LowRankOptions(rank=5), generator(), start=alike)
     assert done.energy < 0.3 * product
 
 
@@ -382,7 +388,7 @@ def test_a_warm_start_sends_groups_where_the_plan_sends_their_cells() -> None:
     for c in range(4):
         (cell,) = cells[0][start.Q[:, c] > 0.5 / 32].unique().tolist()
         assert cells[1][start.R[:, c] > 0.5 / 48].unique().tolist() == [match[cell]]
-    done = solve_low_rank(FactoredProblem.of(source, target, p, q, 0.0), options, generator(), start=start)
+    done = solve_low_rank(*problem_of((source, target), p, q, 0.0), options, generator(), start=start)
     assert best * (1 - 1e-9) <= done.energy <= 1.01 * best
 
 
@@ -421,15 +427,16 @@ LARGE = """
 import re, torch
 from pathlib import Path
 from tests.problems import generator
-from tests.test_lowrank import spread_start
-from torchgw.solvers.low_rank import Factored, solve_low_rank
+from tests.test_lowrank import problem_of, spread_start
+from torchgw.solvers.low_rank import solve_low_rank
 from torchgw.options import LowRankOptions
 from torchgw.spaces import EuclideanDistances
 x = torch.randn(20000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 0.6, 0.3])
 spaces = [EuclideanDistances(side, squared=True) for side in (x, x.flip(0, 1))]
 p = torch.full((20000,), 1 / 20000, dtype=torch.float64)
 options = LowRankOptions(rank=20, max_iter=100)
-done = solve_low_rank(Factored.of(*spaces, p, p, 0.0), options, generator(), start=spread_start(spaces, p, p, 20))
+problem = problem_of(spaces, p, p, 0.0)
+done = solve_low_rank(*problem, options, generator(), start=spread_start(spaces, p, p, 20))
 error = max(float((done.coupling.marginal(axis) - p).abs().sum()) for axis in (0, 1))
 memory = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
 print(memory, error, done.energy)

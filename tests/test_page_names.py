@@ -24,7 +24,18 @@ FOREIGN = {"from_pot.md", "from_ott.md", "from_scot.md", "changelog.md"}  # page
 # Names that are neither ours nor Python's: variables of formulas and of shells, other packages' members.
 KNOWN_ELSEWHERE = {
     *("activate", "adata", "expm", "export", "leiden", "milp", "obsp", "preprocessing", "reg", "reg_m", "safe_globals"),
-    *("set_output", "sqlite", "weights_only", "C_quad", "F_X", "F_Y", "FLOORS", "SHELL", "StandardScaler"),
+    *(
+        "set_output",
+        "sqlite",
+        "weights_only",
+        "C_quad",
+        "F_X",
+        "F_Y",
+        "FLOORS",
+        "SHELL",
+        "StandardScaler",
+        "use_reentrant",
+    ),
     *("DataLoader", "gw_unbalanced_correction", "rmm", "set_default_dtype", "spawn", "use_deterministic_algorithms"),
     *("TRITON_CACHE_DIR", "entropic_partial_wasserstein", "features_x", "features_y", "gw__cost"),
 }

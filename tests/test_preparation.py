@@ -20,7 +20,7 @@ from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
-from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortcuts, shortest_paths
+from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortcuts
 from torchgw.spaces.graph import build_graph, neighbour_graph
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
 from torchgw.spaces.shortcuts import DETOUR, short_cuts
@@ -131,8 +131,9 @@ def test_entries_are_found_and_edges_added_keep_zero_lengths() -> None:
     graph = edges.from_edges(6, np.array([0, 0, 2, 4]), np.array([1, 3, 3, 3]), np.array([0.0, 2.0, 1.0, 4.0]))
     row, column = graph.tocoo().coords
     np.testing.assert_array_equal(edges.entry_positions(graph, row, column), np.arange(graph.nnz))
-    added = edges.from_edges(6, np.array([5, 1]), np.array([0, 2]), np.array([0.0, 7.0]))
-    larger = edges.with_edges(graph, added)
+    more = np.array([5, 1]), np.array([0, 2]), np.array([0.0, 7.0])
+    added = edges.from_edges(6, *more)
+    larger = edges.from_edges(6, *map(np.concatenate, zip(edges.to_edges(graph), more, strict=True)))
     assert larger.has_sorted_indices
     assert larger.nnz == graph.nnz + added.nnz
     np.testing.assert_array_equal(larger.toarray(), (graph + added).toarray())
@@ -159,7 +160,7 @@ def test_near_points_of_a_cloud_that_reaches_far(outlier: float, block: int, mon
     np.fill_diagonal(known, np.inf)
     found = neighbours.nearest(points, 6)
     np.testing.assert_array_equal(found[:-1], known.argsort(1)[:-1, :6])
-    assert neighbours.closest(points, points[:40] + 1e-9).tolist() == list(range(40))
+    assert neighbours.Search(points)(points[:40] + 1e-9, 1)[:, 0].tolist() == list(range(40))
 
 
 @pytest.mark.parametrize("dimension", [2, 20])
@@ -307,25 +308,6 @@ def test_matrices_are_mended_in_blocks_and_those_without_fault_taken_as_they_are
     D[2, 30] = 4.0
     with pytest.raises(ValueError, match="differ by inf;"):
         validate.distance_matrix("D", D)
-
-
-def test_all_pairs_that_are_completed_from_a_third_of_the_rows_are_those_of_searches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shortest_paths, "COMPLETED_FROM", 2)
-    rng = np.random.default_rng(3)
-    along = np.arange(299)
-    ends = rng.integers(0, 200, size=(2, 250))
-    ends = ends[:, ends[0] != ends[1]]
-    graphs = {
-        "roll": neighbour_graph(noisy_roll(4)),
-        "hubs": neighbour_graph(rng.normal(size=(300, 60))),
-        "path": edges.from_edges(300, along, along + 1, rng.random(299)),
-        "pieces, zeros": edges.from_edges(200, ends[0], ends[1], rng.choice([0.0, 0.5, 1.0, 3.0], size=ends.shape[1])),
-    }
-    for name, found in zip(graphs, shortest_paths.all_pairs(list(graphs.values())), strict=True):
-        np.testing.assert_allclose(found, dijkstra(graphs[name]), rtol=1e-14, err_msg=name)
-    assert np.isinf(found).any()
 
 
 @pytest.mark.parametrize("dimension", [2, 20])

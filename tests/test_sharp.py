@@ -22,7 +22,7 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
 from torchgw.solvers import conditional_gradient as solver
 from torchgw.solvers import linear_oracle
-from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import Vertex, repair_marginals, solve_transport
 from torchgw.solvers.transport_costs import DenseCost
@@ -38,7 +38,7 @@ def descended(
 ) -> tuple[DescentState[torch.Tensor, torch.Tensor], Status]:
     gradient = ExactGradient(PrecomputedDistances(DX), PrecomputedDistances(DY), p, q)
     loop = Loop(Watch(), history, 100, 1e-6, 1e-15)
-    return conditional_gradient(DenseProgram(gradient, TransportPlans(p, q)), T, torch.zeros_like(q), loop)
+    return conditional_gradient(DenseProgram(gradient, p, q), T, torch.zeros_like(q), loop)
 
 
 def sharp(*spaces: np.ndarray, **keywords: object) -> GWResult:
@@ -168,8 +168,8 @@ def test_the_point_that_takes_what_is_left_has_as_many_candidates_as_its_mass_as
     costs, rng = list[float](), np.random.default_rng(0)
     D, E = (squareform(pdist(rng.gamma(2.0, size=shape))) for shape in ((205, 3), (210, 2)))
 
-    def compared(cost: DenseCost, p: Any, q: Any, dual: Any, rounds: int, basis: Any) -> Vertex:
-        found, best = (solve_transport(cost, p, q, dual, rounds=most, basis=basis) for most in (rounds, 20))
+    def compared(cost: DenseCost, p: Any, q: Any, dual: Any, entries: Any, rounds: int, basis: Any) -> Vertex:
+        found, best = (solve_transport(cost, p, q, dual, entries, most, basis) for most in (rounds, 20))
         if basis is None:
             costs.append(float(found.plan.multiply(cost.C).sum() / best.plan.multiply(cost.C).sum()))
         return found
@@ -231,14 +231,14 @@ def test_the_gap_is_that_of_the_dual_that_is_kept(monkeypatch: pytest.MonkeyPatc
     rng = np.random.default_rng(1)
     DX, DY = random_distances(12, rng), random_distances(15, rng)
     p, q = (torch.from_numpy(random_masses(n, rng)) for n in (12, 15))
-    solve = solver.TransportPlans.vertex
+    solve = DenseProgram.vertex
 
-    def without_dual(plans: object, C: torch.Tensor, dual: object, priced: bool, basis: None) -> object:
+    def without_dual(program: DenseProgram, state: Any, priced: bool) -> object:
         """Of exact problems the plan alone, so that their potentials say little."""
-        found = solve(plans, C, dual, True, basis)
-        return found._replace(dual=0 * q) if priced else found
+        plan, dual, basis = solve(program, state, True)
+        return plan, 0 * q if priced else dual, basis
 
-    monkeypatch.setattr(solver.TransportPlans, "vertex", without_dual)
+    monkeypatch.setattr(DenseProgram, "vertex", without_dual)
     found, _ = descended(DX, DY, torch.from_numpy(random_plan(p.numpy(), q.numpy(), rng)), p, q, History())
     bound, _ = consistent_bound(found.cost, p, q, found.dual)
     assert float(frank_wolfe_gap(found.value, bound)) == pytest.approx(found.gap, abs=1e-9)

@@ -18,14 +18,13 @@ from scipy.spatial.distance import cdist
 from tests import oracle
 from tests.problems import daily, random_masses
 from torchgw import Balanced, GWOptions, Partial, SemiRelaxed, SpaceOptions, Supervision, gw_align
-from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.losses import LOSSES
 from torchgw.marginals import Marginals
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.conditional_gradient import DescentState
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.spaces import PrecomputedDistances
@@ -73,12 +72,12 @@ def test_the_form_is_the_objective_and_self_adjoint(name: str, more: dict[str, A
     model = Model(p, q, 0.0, **more)
     form = form_of(model, DX, DY)
     plans = [form.extend(torch.from_numpy(rng.exponential(size=(7, 9)) ** 2)) for _ in range(2)]
-    ends = form.masses
+    ends = form.p, form.q
     for plan in plans:
         torch.testing.assert_close(plan.sum(1), ends[0])
-        if not form.has_free_side:
+        if not form.free:
             torch.testing.assert_close(plan.sum(0), ends[1])
-    costs = [form(DenseCoupling(plan), ends[0]).rows(slice(None)) for plan in plans]
+    costs = [form.linearise(plan) for plan in plans]
     loss = "kl" if model.loss is not LOSSES["square"] else "square"
     M = None if model.cost is None else model.cost.rows(slice(None)).numpy()
     for plan, cost in zip(plans, costs, strict=True):
@@ -94,25 +93,24 @@ def test_the_form_is_the_objective_and_self_adjoint(name: str, more: dict[str, A
 def test_the_change_towards_a_vertex_is_that_of_the_cost(name: str, more: dict[str, Any]) -> None:
     DX, DY, rng = clouds(40, 44, 3)
     p, q = (torch.from_numpy(random_masses(m, rng) * (1.4 if "partial" in name else 1.0)) for m in (40, 44))
-    exact = form_of(Model(p, q, 0.0, **more), DX, DY).exact
+    exact = form_of(Model(p, q, 0.0, **more), DX, DY).quadratic
     assert isinstance(exact, ExactGradient)
-    matching = MatchingGradient.of(exact)
-    assert matching is not None
-    form, ways = ModelForm(Model(p, q, 0.0, **more), matching), []
+    form, ways = ModelForm(Model(p, q, 0.0, **more), exact, True), []
     plan = form.extend(torch.from_numpy(rng.exponential(size=(40, 44))))
     for step in range(4):  # the first vertex differs from the plan everywhere, others from the one before in few rows
-        cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
+        cost = form.linearise(plan)
         lower = torch.where(plan > 0, -1.0, 1.0) if step else cost.clone()
         lower[step : step + 1] = torch.from_numpy(rng.normal(size=(1, cost.shape[1])))
-        vertex = form.make_polytope(True).vertex(lower, torch.zeros_like(form.masses[1]), True, None).plan
-        ahead = form(vertex, form.masses[0]).rows(slice(None))
+        state = DescentState(plan=plan, cost=lower, dual=torch.zeros_like(form.q), value=0.0)
+        vertex, _, _ = form.vertex(state, True)
+        ahead = form.linearise(vertex)
         change = form.change(vertex, plan, cost)
         apart = ahead - cost - change
         if form.model.marginals.total is not None:  # the corner only has to cost too much
             assert float(cost[-1, -1] + change[-1, -1]) > float(ahead[:-1, :-1].max())
             apart[-1, -1] = 0.0
         assert float(apart.abs().max()) <= 1e-13
-        ways.append(matching.cross(_sparse(form, vertex), form.restrict(plan)))
+        ways.append(exact.change_by_rows(_sparse(form, vertex), form.restrict(plan)))
         plan = vertex.to_dense()
     assert any(way is not None for way in ways)
 
@@ -130,15 +128,14 @@ def test_vertices_are_the_best_of_their_polytope(name: str, more: dict[str, Any]
     p /= p.sum() / (1.4 if "partial" in name else 1.0)
     form = form_of(Model(p, q, 0.0, **more), DX, DY)
     plan = form.extend(torch.from_numpy(rng.exponential(size=(7, 9))))
-    cost = form(DenseCoupling(plan), form.masses[0]).rows(slice(None))
-    plans = form.make_polytope(True)
-    vertex, dual, *_ = plans.vertex(cost, torch.zeros_like(form.masses[1]), True, None)
-    assert isinstance(vertex, SparseCoupling)
-    bound, _ = plans.bound(cost, dual)
+    cost = form.linearise(plan)
+    state = DescentState(plan=plan, cost=cost, dual=torch.zeros_like(form.q), value=0.0)
+    vertex, dual, _ = form.vertex(state, True)
+    bound, _ = form.bound(replace(state, dual=dual))
     lowest = float(vertex.mass @ cost[vertex.row, vertex.column])
     assert lowest == pytest.approx(float(bound), abs=1e-9)
     assert lowest <= float((cost * plan).sum())
-    torch.testing.assert_close(vertex.marginal(1), form.masses[0])
+    torch.testing.assert_close(vertex.marginal(1), form.p)
     stands = form.restrict(vertex.to_dense())
     assert float(stands.sum()) == pytest.approx(1.0)
     if "partial" in name:

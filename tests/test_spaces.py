@@ -19,7 +19,6 @@ from tests.problems import path_graph
 from torchgw import DijkstraDistances, EuclideanDistances, GraphWarning, LandmarkDistances, PrecomputedDistances
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import shortest_paths
-from torchgw.spaces.dijkstra import RowCache
 from torchgw.spaces.edges import from_edges, symmetrise_edges
 from torchgw.spaces.graph import build_graph, nearest_elsewhere, neighbour_graph
 from torchgw.spaces.shortcuts import short_cuts
@@ -227,45 +226,35 @@ def test_landmark_factors_are_exact_when_every_point_is_one() -> None:
     np.testing.assert_allclose(provider.rows(torch.arange(6)).numpy() * provider.scale, D, atol=1e-10)
 
 
-def test_the_cache_is_bounded_counts_hits_and_computes_each_row_once() -> None:
+def test_the_cache_is_bounded_and_each_row_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def compute(index: np.ndarray) -> np.ndarray:
-        asked.extend(index.tolist())
-        return np.repeat(index[:, None], 3, axis=1).astype(float)
+    def search(jobs: Any) -> list[np.ndarray]:
+        asked.extend(jobs[0][1].tolist())
+        return shortest_paths.shortest_paths(jobs)
 
-    cache = RowCache(4)
-    np.testing.assert_array_equal(cache.get(np.array([1, 2, 1]), compute)[:, 0], [1, 2, 1])
+    monkeypatch.setattr("torchgw.spaces.dijkstra.shortest_paths", search)
+    provider = DijkstraDistances(GRAPH, 4)
+    found = provider.rows(torch.tensor([1, 2, 1]))
+    np.testing.assert_allclose(found.numpy() * provider.scale, GEODESIC[[1, 2, 1]])
     assert asked == [1, 2]
-    assert (cache.hits, cache.misses) == (1, 2)
-    cache.get(np.array([2, 3, 4]), compute)
+    provider.rows(torch.tensor([2, 3, 4]))
     assert asked == [1, 2, 3, 4]
-    cache.get(np.array([5]), compute)  # drops 1, the least recently used
-    cache.get(np.array([2, 3, 4, 5]), compute)
+    provider.rows(torch.tensor([5]))  # drops 1, the least recently used
+    provider.to(torch.device("cpu"), torch.float32).rows(torch.tensor([2, 3, 4, 5]))
     assert asked == [1, 2, 3, 4, 5]
-    assert len(cache) == 4
-    assert cache.hit_rate == pytest.approx(6 / 11)
+    assert sorted(provider.cache) == [2, 3, 4, 5]
 
 
 def test_a_call_larger_than_the_cache_gets_all_its_rows() -> None:
-    cache = RowCache(2)
-    index = np.array([4, 0, 3, 0, 1, 2])
-    got = cache.get(index, lambda i: np.repeat(i[:, None], 2, axis=1).astype(float))
-    np.testing.assert_array_equal(got[:, 0], index)
-    assert len(cache) == 2
+    provider, index = DijkstraDistances(GRAPH, 2), [4, 0, 3, 0, 1, 2]
+    found = provider.rows(torch.tensor(index))
+    np.testing.assert_allclose(found.numpy() * provider.scale, GEODESIC[index])
+    assert len(provider.cache) == 2
 
 
 def test_dijkstra_gives_no_rows_where_none_are_asked_for() -> None:
     assert DijkstraDistances(GRAPH).rows(torch.zeros(0, dtype=torch.long)).shape == (0, GRAPH.shape[0])
-
-
-def test_dijkstra_hits_its_cache_on_the_second_call() -> None:
-    provider = DijkstraDistances(GRAPH)
-    provider.rows(torch.tensor([1, 2, 3]))
-    assert provider.hit_rate == 0.0
-    provider.rows(torch.tensor([3, 2, 1]))
-    assert provider.hit_rate == 0.5
-    assert provider.to(torch.device("cpu"), torch.float32).hit_rate == 0.5
 
 
 def test_sweeps_over_a_large_cloud_find_nearly_its_diameter(monkeypatch: pytest.MonkeyPatch) -> None:

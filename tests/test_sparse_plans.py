@@ -33,7 +33,7 @@ from torchgw.search.basins import MOST_CONTEST_PAIRS
 from torchgw.search.signatures import compute_signatures, find_nearest
 from torchgw.search.sparse_basins import HopDistances
 from torchgw.solvers.linear_oracle import repair_marginals
-from torchgw.solvers.sparse_descent import dual_bound, find_best_plan
+from torchgw.solvers.sparse_descent import bound_worth, find_best_plan
 from torchgw.types import Coupling
 
 SPARSE = GWOptions(strategy="sparse")
@@ -213,14 +213,15 @@ def test_linear_problems_are_solved_over_all_plans(equal: bool) -> None:
     assert T.nnz < n + k
     price = np.zeros(k)
     for _ in range(4):  # priced out by the potentials of the time before
-        best, price, bound = find_best_plan(sparse.csr_array(W), T, p, q, price)
+        best, price = find_best_plan(sparse.csr_array(W), T, p, q, price)
+        bound = bound_worth(sparse.csr_array(W), price, p, q)
     positive = W.clip(min=0)
     sums = np.concatenate((np.kron(np.eye(n), np.ones(k)), np.kron(np.ones(n), np.eye(k))))
     most = -linprog(-positive.ravel(), A_ub=sums, b_ub=np.concatenate((p, q))).fun
     found = (best.toarray() * W).sum()
     assert found == pytest.approx(most, rel=1e-8)
     assert bound == pytest.approx(most, rel=1e-8)
-    assert dual_bound(sparse.csr_array(positive), rng.uniform(size=k), p, q) >= most
+    assert bound_worth(sparse.csr_array(positive), rng.uniform(size=k), p, q) >= most
     if equal:
         row, column = linear_sum_assignment(-positive)
         assert found == pytest.approx(positive[row, column].sum() / n)

@@ -24,12 +24,12 @@ from torchgw.request import limits
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers import linear_oracle as solver
 from torchgw.solvers import minimum_cost_flow as minimum_cost_flow_module
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
-from torchgw.solvers.factored_descent import FactoredProgram
+from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import north_west_corner, solve_transport
 from torchgw.solvers.minimum_cost_flow import TransportError, minimum_cost_flow
 from torchgw.solvers.minimum_cost_flow import _to_integers as integers
+from torchgw.solvers.sparse_descent import FactoredProgram
 from torchgw.solvers.transport_costs import DenseCost, Order, TiledCost, union
 from torchgw.spaces import EuclideanDistances, FactoredDistances
 from torchgw.spaces.coarsening import Cells
@@ -190,7 +190,7 @@ def test_descents_by_entries_and_by_whole_matrices_end_alike(linear_problems: st
     factored = FactoredProgram(gradient, order, p, q)
     end, _ = factored.descend_from_vertex(*start, Loop(Watch(), History(), 100, 1e-6, 1e-15))
     loop = Loop(Watch(), History(), 100, 1e-6, 1e-15)
-    stored = DenseProgram(gradient, TransportPlans(p, q))
+    stored = DenseProgram(gradient, p, q)
     other, _ = conditional_gradient(stored, end.plan.to_dense(), dual, loop)
     assert end.value == pytest.approx(other.value, rel=1e-5)
     assert end.gap <= 1e-6 * end.value

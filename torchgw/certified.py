@@ -23,8 +23,7 @@ from torchgw.request.request import build_problem
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import collecting_warnings, warn_caller
-from torchgw.solvers.branch_and_bound import CrossCovariance, bound_globally
-from torchgw.solvers.third_bound import third_bound
+from torchgw.solvers.branch_and_bound import CrossCovariance, bound_globally, third_bound
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import make_providers
 from torchgw.types import Array, Callback, ConvergenceWarning, DistanceProvider, RandomState, is_provider, is_symmetric
@@ -115,7 +114,10 @@ def gw_certify(
     if result.status is Status.CANCELLED:
         return result
     scale = between.mass**2  # bounds are of plans of mass one
-    lower, cross = max(result.certificate.lower_bound, scale * between.third_bound()), between.cross_covariance()
+    lower, cross = (
+        max(result.certificate.lower_bound, scale * third_bound(*between.spaces, *between.masses)),
+        between.cross_covariance(),
+    )
     if cross is not None and lower < (1 - gap) * result.value and not cross.is_negligible(result.value / scale):
         bound = bound_globally(cross, result.value / scale, gap, seconds)
         logger.info("global bound %.6g of %.6g after %d linear problems", bound.lower, bound.value, bound.solved)
@@ -174,13 +176,9 @@ class _BoundedProblem(NamedTuple):
             float(request.mass),
         )
 
-    def third_bound(self) -> float:
-        """Memoli's third."""
-        return third_bound(*self.spaces, *self.masses)
-
     def cross_covariance(self) -> CrossCovariance | None:
         """Where the value is concave, and it has few entries or few permutations are to be tried."""
-        cross = CrossCovariance.of(*self.spaces, *self.masses)
+        cross = CrossCovariance(*self.spaces, *self.masses)
         few = 0 < cross.weights.size <= MOST_DIRECTIONS
         return cross if cross.is_concave and (few or cross.is_enumerable) else None
 

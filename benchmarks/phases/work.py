@@ -16,7 +16,6 @@ from benchmarks import problems
 from benchmarks.baselines import plain
 from torchgw import DijkstraDistances, LandmarkDistances, PrecomputedDistances
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.spaces.dijkstra import RowCache
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.types import DistanceProvider
 
@@ -115,5 +114,5 @@ def emptied(spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[Distance
     """The same spaces, whose caches have forgotten the last run."""
     for space in spaces:
         if isinstance(space, DijkstraDistances):
-            space.cache = RowCache(space.cache.capacity)
+            space.cache.clear()
     return spaces

@@ -18,7 +18,7 @@ from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import consistent_bound, frank_wolfe_gap
 from torchgw.objective.exact import ExactGradient
 from torchgw.persist.watch import Watch
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.spaces import PrecomputedDistances
 
@@ -96,6 +96,6 @@ def polish(x: PreparedSpace, y: PreparedSpace, plan: Tensor, dual: Tensor, tol: 
     spaces = [PrecomputedDistances.stored_matrix(torch.from_numpy(side.distances), 1.0) for side in (x, y)]
     gradient = ExactGradient(spaces[0], spaces[1], p, q)
     loop = Loop(Watch(), History(), MOST_STEPS, tol, x.rounding + y.rounding)
-    program = DenseProgram(gradient, TransportPlans(p, q))
+    program = DenseProgram(gradient, p, q)
     found, _ = conditional_gradient(program, plan, dual + gradient.b, loop, bound_ends=True)
     return PairPlan.of(x, y, found.plan, found.value, found.gap)

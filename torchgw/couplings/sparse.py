@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class SparseCoupling(BlockCoupling):
         parts: tuple[Array, ...] = tuple(part.cpu().numpy() for part in (self.mass, self.column, self.first))
         return csr_array(parts, shape=self.shape)
 
-    @property
+    @cached_property
     def row(self) -> Tensor:
         """The row of each entry (m,)."""
         rows = torch.arange(self.shape[0], device=self.device)

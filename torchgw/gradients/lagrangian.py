@@ -16,7 +16,7 @@ differentiation of L.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -65,7 +65,7 @@ class Parameters:
     def with_tensors(self, given: list[Tensor]) -> Parameters:
         """The same with other tensors, in the order of `tensors`."""
         left = list(given)
-        x, y = (space if space.tensor is None else space.with_tensor(left.pop(0)) for space in (self.x, self.y))
+        x, y = (space if space.tensor is None else replace(space, tensor=left.pop(0)) for space in (self.x, self.y))
         p, q, alpha, scale = (left.pop(0) for _ in range(4))
         cost = None if self.cost is None else FactoredCost(*left)
         return Parameters(x, y, cost, p, q, alpha, scale)
@@ -127,8 +127,8 @@ def multiply_distances(space: DifferentiableDistances, V: Tensor) -> Tensor:
         return F @ (signs[:, None] * (F.T @ V))
     if space.space is not None:
         return apply_function(ConstantProduct, partial(product, space.space), V, 1)
-    assert space.matrix is not None
-    return space.matrix @ V
+    assert space.tensor is not None
+    return space.tensor @ V
 
 
 def mean_square(space: DifferentiableDistances, mass: Tensor) -> Tensor:
@@ -138,5 +138,5 @@ def mean_square(space: DifferentiableDistances, mass: Tensor) -> Tensor:
     if space.space is not None:
         squares: DistanceProvider = space.space.squares()  # type: ignore[attr-defined]
         return mass @ apply_function(ConstantProduct, partial(product, squares), mass[:, None], 1)[:, 0]
-    assert space.matrix is not None
-    return mass @ space.matrix.square() @ mass
+    assert space.tensor is not None
+    return mass @ space.tensor.square() @ mass

@@ -47,8 +47,8 @@ class KrylovBasis:
 
     def __init__(self, operator: Operator, most: int, n_spaces: int = 1) -> None:
         self.operator, self.count = operator, 0
-        self._vectors = torch.zeros(n_spaces, most, operator.size, dtype=operator.dtype, device=operator.device)
-        self._duals = self._vectors if isinstance(operator, Matrix) else torch.zeros_like(self._vectors)
+        self._vectors = torch.empty(n_spaces, most, operator.size, dtype=operator.dtype, device=operator.device)
+        self._duals = self._vectors if isinstance(operator, Matrix) else torch.empty_like(self._vectors)
         self._scale = self._vectors.new_zeros(n_spaces)  # the largest squared length of a product
 
     @property

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,11 +27,8 @@ from torchgw.linalg.operators import Operator
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.types import Array
 
-
-class Isotropic(Protocol):
-    """Draws vectors (n, count) whose covariance is the inverse of an operator's metric."""
-
-    def __call__(self, count: int, generator: torch.Generator) -> Tensor: ...
+Isotropic: TypeAlias = Callable[[int, torch.Generator], Tensor]
+"""Draws so many vectors (n, count) whose covariance is the inverse of an operator's metric."""
 
 
 @hide_constructor

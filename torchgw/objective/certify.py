@@ -67,20 +67,17 @@ def read_dense_plan(
     """Of a stored plan (N, K), whose exact ``cost``, its row and column terms means of squares, may be known."""
     rows, columns = model.marginals_of(stored)
     means = None if cost is None else (cost.a, cost.b)
-    if cost is not None:
-        expected = mean_cost(cost, stored, rows, columns)
-        quadratic = Objective(expected, True, 0.0)
-    elif is_affordable(*spaces, max_memory):
+    if cost is None and is_affordable(*spaces, max_memory):
         gradient = ExactGradient(*spaces, rows, columns, model.loss)
-        means = gradient.a, gradient.b
-        cost = gradient(stored, rows)
-        expected = mean_cost(cost, stored, rows, columns)
-        quadratic = Objective(expected, True, 0.0)
-    else:
+        means, cost = (gradient.a, gradient.b), gradient(stored, rows)
+    if cost is None:
         quadratic = sampled_objective(stored, rows, *spaces, generator)
         pairs = sample_anchors(stored, rows, CERTIFICATE_ANCHORS, generator)
         cost = FactoredCost.weighted_sum([sampled_cost(*spaces, pairs)], [float(rows.sum())])
         expected = mean_cost(cost, stored, rows, columns)
+    else:
+        expected = mean_cost(cost, stored, rows, columns)
+        quadratic = Objective(expected, True, 0.0)
     if model.loss is SQUARE:  # a sum of squares, but for rounding
         quadratic = replace(quadratic, value=_not_negative(quadratic.value))
     linear, penalty = (

@@ -82,7 +82,7 @@ class Curvature:
             return FactoredCost.weighted_sum([cost], [weight])
         mass, level = rows.sum(), mean_cost(self.level, W, rows, columns)
         found = FactoredCost.weighted_sum([cost, self.level], [weight, weight * mass])
-        return replace(found, a=found.a + weight * (level + self._growth * mass))
+        return replace(found, a=found.a + weight * (level + model.growth * mass))
 
     def multiply(self, read: Tensor) -> Tensor:
         """B W, from what was read of W, as the numbers that `to_cost` makes a cost of: <W', B W> is their inner product
@@ -98,7 +98,7 @@ class Curvature:
         if not self.model.has_hard_marginals:
             a, b = self.quadratic.means(rows, columns)
             mass = rows.sum()
-            parts += [a if self.level is None else a + level + self._growth * mass, b]
+            parts += [a if self.level is None else a + level + self.model.growth * mass, b]
             parts += [] if self.level is None else [mass[None]]
         return self.model.alpha * torch.cat(parts)
 
@@ -129,10 +129,6 @@ class Curvature:
             return n * k
         F, G = self.factors
         return F.shape[1] * G.shape[1] + (0 if self.model.has_hard_marginals else n + k) + (self.level is not None)
-
-    @property
-    def _growth(self) -> float:
-        return sum(self.model.marginals.weights) + self.model.epsilon
 
     def parts(self, read: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """F^T W G (r, r'), the sums (N,), (K,) of W and <l, W> () of numbers that were read through factors; zeros of

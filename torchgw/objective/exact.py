@@ -6,7 +6,8 @@ For marginals p and q of the plan T, the gradient of the quadratic part is 2 C w
 
 whose last term needs one product of T with the factors of a space that has them, D = F diag(s) F^T, so that the rank of
 C is the smaller of the two; where neither has any, D_X T is stored. Where a space multiplies by itself, as a sparse
-adjacency does, D_X T D_Y (N, K) is, and no matrix of distances.
+adjacency does, D_X T D_Y (N, K) is, and no matrix of distances. A plan of few entries, as one without entropy is, takes
+one product of matrices instead of two, and the difference of two plans only the rows in which they differ.
 
 The value of asymmetric D, <(D_X o D_X) p, p> + <(D_Y o D_Y) q, q> - 2 <D_X T D_Y^T, T>, is a quadratic form of T all
 the same, whose symmetric bilinear form is C with the mean of D o D and its transpose, and with
@@ -30,6 +31,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.blocks import block_rows, blocks, points_at_once
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
@@ -41,6 +43,8 @@ from torchgw.spaces.scale import without_scale
 from torchgw.types import Coupling, DistanceProvider, is_symmetric, multiplies
 
 BLOCK_ROWS = 256
+FEW_ENTRIES = 0.01  # share of a plan's, up to which a sparse product takes less
+ROUNDING, SUMS_ROUNDING = 1e-15, 1e-12  # of the largest entry
 
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """F (N, r) and signs s (r,) of distances F diag(s) F^T."""
@@ -97,26 +101,54 @@ class ExactGradient:
         elif right is not None:
             G, t = right
             U, V = symmetric_product(self.source, coupling.apply(G, 1)), G * t
-        elif self.stores_product:
-            return FactoredCost.from_product(a, b, self.cross(coupling.to_dense().to(p.dtype)))
+        elif isinstance(coupling, SparseCoupling) and self.has_matrices:
+            at, mass = torch.stack((coupling.row, coupling.column)), coupling.mass.to(p.dtype)
+            few = torch.sparse_coo_tensor(at, mass, coupling.shape, check_invariants=False, is_coalesced=True)
+            return FactoredCost.from_product(a, b, dense(self.source) @ (few @ dense(self.target)))
         else:
+            T, D, E = coupling.to_dense().to(p.dtype), self.source, self.target
+            if not (is_symmetric(D) or is_symmetric(E)):
+                return FactoredCost.from_product(a, b, directed_product(partial(product, D), partial(product, E), T))
+            if self._stores_product:
+                return FactoredCost.from_product(a, b, symmetric_product(D, symmetric_product(E, T.T).T))
             # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
-            plan = coupling.to_dense().to(p.dtype)
-            D, E = dense(self.source), dense(self.target)
-            U, V = (D, E @ plan.T) if plan.shape[0] <= plan.shape[1] else (D @ plan, E)
+            U, V = (dense(D), dense(E) @ T.T) if T.shape[0] <= T.shape[1] else (dense(D) @ T, dense(E))
         return FactoredCost(a, b, U, V)
 
     @property
-    def stores_product(self) -> bool:
+    def _stores_product(self) -> bool:
         """Whether D_X T D_Y is stored, of spaces without factors."""
-        spaces = (self.source, self.target)
-        return any(multiplies(space) for space in spaces) or not all(map(is_symmetric, spaces))
+        return any(multiplies(space) or not is_symmetric(space) for space in (self.source, self.target))
 
-    def cross(self, T: Tensor) -> Tensor:
-        """(D_X T D_Y^T + D_X^T T D_Y) / 2 (N, K) of a plan."""
-        if is_symmetric(self.source) or is_symmetric(self.target):
-            return symmetric_product(self.source, symmetric_product(self.target, T.T).T)
-        return directed_product(partial(product, self.source), partial(product, self.target), T)
+    @property
+    def has_matrices(self) -> bool:
+        """Whether both spaces are symmetric matrices on the CPU, of which plans of few entries need less."""
+        factors = any(space.factors() is not None for space in (self.source, self.target))
+        return not (factors or self._stores_product or self.a.is_cuda)
+
+    def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
+        """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T): by the rows in which they differ, or by S."""
+        found = self.change_by_rows(vertex, plan)
+        return self(vertex, self.a).rows(slice(None)).sub_(cost) if found is None else found
+
+    def change_by_rows(self, vertex: SparseCoupling, plan: Tensor) -> Tensor | None:
+        """-2 D_X (S - T) D_Y (N, K) by the rows in which the plans differ; None where these are most, and but for
+        matrices."""
+        if not self.has_matrices:
+            return None
+        row, column, mass = vertex.row, vertex.column, vertex.mass
+        most = float(mass.max()) if len(mass) else 0.0
+        rest = (plan.sum(1) - vertex.marginal(1)).abs() > SUMS_ROUNDING * most
+        apart = (plan[row, column] - mass).abs() > ROUNDING * most
+        # Elsewhere entries of S are all that a row of T has, too.
+        rows = torch.unique(torch.cat((row[apart], torch.nonzero(rest)[:, 0])))
+        if len(rows) > len(plan) // 2:
+            return None
+        part, E = vertex.rows(rows) - plan[rows], dense(self.target)
+        part[part.abs() <= ROUNDING * most] = 0.0  # what rounding a plan onto its marginals left
+        few = int(part.count_nonzero()) <= FEW_ENTRIES * plan.numel()
+        right = torch.sparse.mm(part.to_sparse(), E) if few else part @ E
+        return (dense(self.source)[:, rows] @ right).mul_(-2.0)
 
     def cost_from_factored_plan(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
         """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.objective.divergence import kl, negentropy, relative_entropy
-from torchgw.objective.model import Model, mean_cost, problem_weight
+from torchgw.objective.model import Model, mean_cost
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Coupling
 
@@ -70,27 +70,20 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        alpha: float,
-        beta: float,
-        mass: float | Tensor = 1.0,
-        constant: float | Tensor = 0.0,
-        ray: float | Tensor = 1.0,
-        offset: float = 0.0,
+        cls, model: Model, mass: float | Tensor = 1.0, constant: float | Tensor = 0.0, ray: float | Tensor = 1.0
     ) -> Weights:
-        """Of a plan c T of this mass and constant k, c = ``ray``; ``offset`` is epsilon log(scale)."""
-        weight = problem_weight(alpha, beta, mass)
-        return cls(alpha * ray / weight, 0.5 / weight, alpha * constant / weight - offset)
+        """Of a plan c T of this mass and constant k, c = ``ray``."""
+        weight = model.weight(mass)
+        offset = model.epsilon * model.log_mass_scale if model.marginals.free_mass else 0.0
+        return cls(model.alpha * ray / weight, 0.5 / weight, model.alpha * constant / weight - offset)
 
     def combine_costs(self, raw: FactoredCost, linear: FactoredCost | None) -> FactoredCost:
         """Chat from C(T) and beta M + P."""
         costs, weights = [raw], [self.quadratic]
         if linear is not None:
             costs, weights = [raw, linear], [self.quadratic, self.linear]
-        found = FactoredCost.weighted_sum(costs, weights)
-        if isinstance(self.shift, Tensor) and self.shift.ndim:
-            return replace(found, a=found.a + self.shift[..., None])
-        return replace(found, a=found.a + self.shift)
+        found, shift = FactoredCost.weighted_sum(costs, weights), self.shift
+        return replace(found, a=found.a + (shift[..., None] if isinstance(shift, Tensor) and shift.ndim else shift))
 
 
 def moments_of(
@@ -110,20 +103,17 @@ def moments_of(
 def weights_of(model: Model, moments: Moments | None = None) -> Weights:
     """Those of the plan that was read, scaled to where F is lowest on its ray if its mass is free; without moments
     those of a plan of mass one and k = 0."""
-    if not model.marginals.free_mass:
-        return Weights.of(model.alpha, model.beta)
-    offset = model.epsilon * model.log_mass_scale
-    if moments is None:
-        return Weights.of(model.alpha, model.beta, offset=offset)
+    if moments is None or not model.marginals.free_mass:
+        return Weights.of(model)
     m = moments.rows.sum(-1)
     p, q = (mass.to(moments.rows) for mass in model.masses)
     k = torch.as_tensor(model.epsilon * (moments.entropy - m * model.log_mass_scale))
     for rho, sums, mass in zip(model.marginals.weights, (moments.rows, moments.columns), (p, q), strict=True):
         k = k + rho * (kl(sums, mass) + m - mass.sum(-1))
-    growth = (sum(model.marginals.weights) + model.epsilon) * m
+    growth = model.growth * m
     log_c = minimise_on_ray(model.alpha, model.beta, moments.quadratic, moments.linear, k, growth, m)
     c = log_c.exp()
-    return Weights.of(model.alpha, model.beta, c * m, c * (k + growth * log_c), c, offset)
+    return Weights.of(model, c * m, c * (k + growth * log_c), c)
 
 
 def linearise(

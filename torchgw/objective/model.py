@@ -218,9 +218,8 @@ class Model:
         if self.marginals.balanced:
             return MarginalConstraint(log_p), MarginalConstraint(log_q)
         (row, column), total = self.marginals.weights, self.marginals.total
-        return _make_constraint(log_p, row, epsilon, row_offset, total), _make_constraint(
-            log_q, column, epsilon, column_offset, total
-        )
+        one = _make_constraint(log_p, row, epsilon, row_offset, total)
+        return one, _make_constraint(log_q, column, epsilon, column_offset, total)
 
     def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
         """Row and column sums of a coupling; those asked for where they hold."""
@@ -257,9 +256,14 @@ class Model:
             largest += self.beta * largest_entry(self.cost)
         return HARD_COSTS * largest + HARD_EPSILONS * float(self.weight(1.0)) * self.epsilon
 
+    @property
+    def growth(self) -> float:
+        """How fast the divergences and the entropy grow with the logarithm of a plan's mass, per unit of mass."""
+        return sum(self.marginals.weights) + self.epsilon
+
     def weight(self, mass: float | Tensor) -> float | Tensor:
-        """w, the weight of the linear problem."""
-        return problem_weight(self.alpha, self.beta, mass)
+        """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
+        return self.alpha * mass + self.beta / 2
 
     def entropy_term(self, plan: Tensor, epsilon: float) -> Tensor:
         """What the entropy adds to F () of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up
@@ -294,11 +298,6 @@ def _average_over_cells(
         for sums, mass in ((rows.sums(model.p), model.p), (columns.sums(model.q), model.q))
     )
     return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
-
-
-def problem_weight(alpha: float, beta: float, mass: float | Tensor) -> float | Tensor:
-    """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
-    return alpha * mass + beta / 2
 
 
 def divergences(

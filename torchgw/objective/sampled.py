@@ -178,18 +178,13 @@ NOTHING: Memory = (None, [])
 
 def memory_of(gradient: Gradient) -> Memory:
     """What `restore_memory` needs to repeat the gradient's next call; None for an exact gradient."""
-    inner = _quadratic(gradient)
+    inner = gradient.quadratic if isinstance(gradient, ModelGradient) else gradient
     return (inner.anchors, list(inner.window)) if isinstance(inner, SampledGradient) else None
 
 
 def restore_memory(gradient: Gradient, memory: Memory) -> None:
     """Put a gradient into the state that `memory_of` found."""
-    inner = _quadratic(gradient)
+    inner = gradient.quadratic if isinstance(gradient, ModelGradient) else gradient
     if isinstance(inner, SampledGradient) and memory is not None:
         inner.anchors = memory[0]
-        inner.window.clear()
-        inner.window.extend(memory[1])
-
-
-def _quadratic(gradient: Gradient) -> Gradient:
-    return gradient.quadratic if isinstance(gradient, ModelGradient) else gradient
+        inner.window = deque(memory[1], inner.window.maxlen)

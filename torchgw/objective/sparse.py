@@ -45,6 +45,11 @@ class SparseObjective:
         """(N, K)."""
         return len(self.p), len(self.q)
 
+    @property
+    def constant(self) -> float:
+        """a . p + b . q."""
+        return float(self.a @ self.p + self.b @ self.q)
+
     def cross(self, T: Any) -> Any:
         """W (N, K) of a plan, CSR."""
         if self.symmetric:
@@ -53,7 +58,7 @@ class SparseObjective:
 
     def value(self, W: Any, T: Any) -> float:
         """<C(T), T> of a plan on the marginals, with its W."""
-        return float(self.a @ self.p + self.b @ self.q) - 2 * inner(W, T)
+        return self.constant - 2 * inner(W, T)
 
     def similarity(self, T: Any) -> Any:
         """2 W_ij / (a_i + b_j), CSR: 1 where T carries all neighbours of i to those of j."""

@@ -52,13 +52,15 @@ MOST_TIMES = 30  # as many starts, where points are few: what the default landma
 
 @storable
 @dataclass(frozen=True)
-class LandmarkSolution:
-    """A solved problem between landmarks.
+class CoarseBasin:
+    """A solved problem between landmarks, or one local optimum of it.
 
     source, target : the landmarks.
     plan : (L, L').
     f, g : base-2 potentials (L,), (L',) of its uncentred score.
     epsilon : what they were solved at.
+    energy : F without its entropy.
+    count : starts that ended in it.
     """
 
     source: Coarsening
@@ -67,36 +69,11 @@ class LandmarkSolution:
     f: Tensor
     g: Tensor
     epsilon: float
+    energy: float = 0.0
+    count: int = 0
 
 
-@storable
-@dataclass(frozen=True)
-class CoarseBasin(LandmarkSolution):
-    """One local optimum of a landmark problem.
-
-    energy : F without its entropy.
-    count : starts that ended in it.
-    """
-
-    energy: float
-    count: int
-
-
-class LandmarkBasins(NamedTuple):
-    """What the search between landmarks found.
-
-    kinds : the basins of each kind of landmarks, lowest energy first.
-    coverage, unlikeness : of the first kind's landmarks, of the space where it is larger: they grow with dimension and
-        lack of structure.
-    """
-
-    kinds: dict[str, list[CoarseBasin]]
-    coverage: float
-    unlikeness: float
-
-
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """Problems that are annealed together.
 
     plan : (B, L, L').
@@ -108,9 +85,6 @@ class Batch:
     f: Tensor
     g: Tensor
     epsilon: Tensor
-
-    def __getitem__(self, index: Tensor) -> Batch:
-        return Batch(self.plan[index], self.f[index], self.g[index], self.epsilon[index])
 
 
 @dataclass(frozen=True)
@@ -203,8 +177,10 @@ def find_coarse_basins(
     generator: torch.Generator,
     first: tuple[Tensor | None, Tensor | None] = (None, None),
     backend: str = "eager",
-) -> LandmarkBasins:
-    """The basins of each kind of landmarks; masses (N,), (K,) in the dtype of the spaces.
+) -> tuple[dict[str, list[CoarseBasin]], float, float]:
+    """The basins of each kind of landmarks, lowest energy first; masses (N,), (K,) in the dtype of the spaces. And the
+    coverage and the unlikeness of the first kind, of the space where it is larger: they grow with dimension and lack
+    of structure.
 
     One kind is enough where landmarks are all points, and where one of its basins stands out.
     """
@@ -232,7 +208,7 @@ def find_coarse_basins(
         if small or is_clear_minimum([basin.energy for basin in found[0]], NEAR):
             break
     named_kinds = dict(zip([ALL] if small else KINDS, found, strict=False))
-    return LandmarkBasins(named_kinds, max(map(float, read[::2])), max(map(float, read[1::2])))
+    return named_kinds, max(map(float, read[::2])), max(map(float, read[1::2]))
 
 
 @as_cuda_graph()
@@ -355,8 +331,8 @@ def _cool_plans(
     problem: LandmarkProblem, batch: Batch, places: Tensor, steps: Tensor, n_kept: int
 ) -> tuple[Batch, GroupLabels]:
     """The plans at these places of the batch at temperatures (m,) in turn, in the end rounded, and how they compare."""
-    batch = anneal_batch(problem, batch[places], steps, *COOLING)
-    batch = replace(batch, plan=problem.round_plans(batch.plan))
+    batch = anneal_batch(problem, Batch(*(part[places] for part in batch)), steps, *COOLING)
+    batch = batch._replace(plan=problem.round_plans(batch.plan))
     return batch, group_plans(batch.plan, problem.energies(batch.plan), n_kept)
 
 

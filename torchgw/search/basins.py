@@ -31,16 +31,7 @@ from torchgw.options import CoarseOptions
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_host
-from torchgw.search.anneal import (
-    ALL,
-    NEAR,
-    CoarseBasin,
-    LandmarkBasins,
-    LandmarkProblem,
-    LandmarkSolution,
-    find_coarse_basins,
-    is_clear_minimum,
-)
+from torchgw.search.anneal import ALL, NEAR, CoarseBasin, LandmarkProblem, find_coarse_basins, is_clear_minimum
 from torchgw.search.candidate import Candidate, is_as_low
 from torchgw.search.contest import run_contest
 from torchgw.search.crossing import CROSSED, cross_basins
@@ -114,8 +105,8 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
     ):
         return _merge_cell_basins(problem, coarse, cells)
     (p, q), pairs = problem.masses, len(problem.p) * len(problem.q)
-    landmarks, found, reference = _find_landmark_candidates(problem, coarse)
-    kinds, poor = landmarks.kinds, landmarks.coverage > POOR_COVERAGE
+    (kinds, coverage, unlikeness), found, reference = _find_landmark_candidates(problem, coarse)
+    poor = coverage > POOR_COVERAGE
     found = _merge_same_basins(_solve_on_subset(problem, found), reference, p)
     apart = all(c.level == "landmarks" for c in found)
     compared = sum(c.selected for c in found)
@@ -126,7 +117,7 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
     beside = []
     if poor and problem.exact and len(p) ** 2 + len(q) ** 2 <= MOST_QUANTILE_PAIRS:
         beside.append(make_distribution_starts)
-    alone = poor or pairs <= FEW_PAIRS or landmarks.unlikeness > POOR_COVERAGE
+    alone = poor or pairs <= FEW_PAIRS or unlikeness > POOR_COVERAGE
     if problem.exact and alone and not is_entropy_dominant(problem):
         beside.append(make_proximal_starts if graphs is None else partial(run_contest, x=graphs[0], y=graphs[1]))
     rest = [c for c in found if all(c is not f for f in finalists)]
@@ -159,16 +150,16 @@ def _search(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candida
 
 def _find_landmark_candidates(
     problem: StoredProblem, coarse: CoarseOptions
-) -> tuple[LandmarkBasins, list[Candidate], Coarsening]:
-    """Basins of each kind of landmarks, the distinct ones of them, and landmarks of the target, their rows relative to
+) -> tuple[tuple[dict[str, list[CoarseBasin]], float, float], list[Candidate], Coarsening]:
+    """What `find_coarse_basins` finds, the distinct basins of it, and landmarks of the target, their rows relative to
     the largest distance."""
     (p, q), first = problem.masses, (_most_eccentric_point(problem, 0), _most_eccentric_point(problem, 1))
     given = (problem.model, problem.epsilon, coarse, problem.generator, first, problem.kernels.backend)
     landmarks = find_coarse_basins(problem.spaces, (p, q), *given)
-    reference = next(iter(landmarks.kinds.values()))[0].target
+    reference = next(iter(landmarks[0].values()))[0].target
     reference = replace(reference, features=reference.features / problem.unit**0.5)
     found = []
-    for name, basins in landmarks.kinds.items():
+    for name, basins in landmarks[0].items():
         if not math.isfinite(basins[0].energy):
             raise FloatingPointError("no start has a finite objective")
         for rank, basin in enumerate(basins):
@@ -341,7 +332,7 @@ def _solve_on_subset(problem: StoredProblem, candidates: list[Candidate]) -> lis
             end, energy = done.warm_start, done.history.cost[-1]
             assert end is not None
             assert end.epsilon is not None
-            start, matching = lift_to_points(problem, LandmarkSolution(x, y, done.plan, end.f, end.g, end.epsilon))
+            start, matching = lift_to_points(problem, CoarseBasin(x, y, done.plan, end.f, end.g, end.epsilon))
             energy = energy if energy == energy else math.inf
             candidate = replace(candidate, start=start, matching=matching, energy=energy, level="subset")
         found.append(candidate)

@@ -308,7 +308,7 @@ def _make_assignment(problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> As
     equal = len(p) == len(q) and float(p.max()) == float(p.min()) and float(q.max()) == float(q.min())
     if not (equal and problem.model.is_standard):
         return None
-    return AssignmentProblem.of(x.D, y.D, not x.has_directions)
+    return AssignmentProblem(x.D, y.D, not x.has_directions)
 
 
 def _select_lowest(entrants: list[Entrant]) -> list[Entrant]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -157,7 +157,7 @@ def cross_basins(
 def _anneal_to_ends(problem: LandmarkProblem, plans: Tensor, levels: Tensor) -> tuple[Batch, Tensor]:
     """What plans (B, L, L') become at temperatures (m,) in turn, in the end rounded, and their energies (B,)."""
     batch = anneal_batch(problem, batch_without_potentials(problem, plans), levels, *STEPS)
-    batch = replace(batch, plan=problem.round_plans(batch.plan))
+    batch = batch._replace(plan=problem.round_plans(batch.plan))
     return batch, problem.energies(batch.plan)
 
 

@@ -41,7 +41,7 @@ from torchgw.search.candidate import Candidate
 from torchgw.search.crossing import CROSSED, cross_basins
 from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift, lift_to_points
-from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, TransportPlans, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect
@@ -139,7 +139,7 @@ class CellPair:
         p, q = plan.sum(1), plan.sum(0)
         x, y = (side.stored_space.to(p.device, torch.float64) for side in (self.x, self.y))
         loop = Loop(watch, History(), steps, ROUGH)
-        program = DenseProgram(ExactGradient(x, y, p, q), TransportPlans(p, q))
+        program = DenseProgram(ExactGradient(x, y, p, q), p, q)
         return conditional_gradient(program, plan, dual, loop)[0]
 
 

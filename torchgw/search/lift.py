@@ -20,7 +20,7 @@ from torchgw.objective.linearise import weights_of
 from torchgw.objective.model import Model
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
-from torchgw.search.anneal import LandmarkProblem, LandmarkSolution
+from torchgw.search.anneal import CoarseBasin, LandmarkProblem
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.inner import as_graph_numbers
 from torchgw.solvers.warm_start import WarmStart
@@ -29,7 +29,7 @@ Points: TypeAlias = tuple[Tensor, Tensor]
 
 
 def lift(
-    solved: LandmarkSolution,
+    solved: CoarseBasin,
     model: Model,
     gradient: ExactGradient | None,
     whole: Model | None = None,
@@ -45,14 +45,14 @@ def lift(
     """
     _, epsilon = as_graph_numbers(solved.plan.device, 1.0, solved.epsilon, model)
     # A graph serves every epsilon, which comes as a tensor beside.
-    ends = LandmarkSolution(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
+    ends = CoarseBasin(solved.source, solved.target, solved.plan, solved.f, solved.g, 0.0)
     exact = None if gradient is None else gradient.without_scale
     model, whole = (replace(each, epsilon=0.0) if each.is_standard else each for each in (model, whole or model))
     cost, f, g, matching = _lift_potentials(ends, epsilon, model, exact, whole, at, softmin)
     return WarmStart(cost, f, g, solved.epsilon), matching
 
 
-def lift_to_points(problem: StoredProblem, solved: LandmarkSolution) -> tuple[WarmStart, Tensor]:
+def lift_to_points(problem: StoredProblem, solved: CoarseBasin) -> tuple[WarmStart, Tensor]:
     """What was solved between landmarks, lifted to all points."""
     gradient = problem.quadratic if isinstance(problem.quadratic, ExactGradient) else None
     return lift(solved, problem.model, gradient, softmin=problem.kernels.stored.softmin)
@@ -60,7 +60,7 @@ def lift_to_points(problem: StoredProblem, solved: LandmarkSolution) -> tuple[Wa
 
 @as_cuda_graph()
 def _lift_potentials(
-    solved: LandmarkSolution,
+    solved: CoarseBasin,
     epsilon: float | Tensor,
     model: Model,
     gradient: ExactGradient | None,

@@ -28,9 +28,8 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History
 from torchgw.objective.exact import directed_product, matrix_product
 from torchgw.persist.watch import Watch
-from torchgw.solvers.conditional_gradient import DescentState, StoredPlans, VertexResult, conditional_gradient
+from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, Vertex, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import solve_assignment
 from torchgw.types import Array
 
 STEPS, TOLERANCE = 60, 1e-7  # the latter of the Frank-Wolfe gap, over the value
@@ -38,7 +37,7 @@ PASSES = 30
 TRIED = 4  # pairs for each point, in one pass
 SPARSE = 0.1  # of the entries, up to which products skip zeros
 ROUNDING = 1e-12  # of the largest sum
-SMOOTHED, SMOOTHNESS, SMOOTHING = 200, 5e-3, 30  # points, entropy over the range of costs, iterations
+SMOOTHED = 200  # points, from which potentials of a little entropy make assignments of dense costs faster
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,17 @@ class Cross:
         source, target = partial(_times, self.X), partial(_times, self.Y)
         return target(source(T, 1).mT, 1).mT if self.symmetric else directed_product(source, target, T)
 
-    def of_permutation(self, order: Array) -> Tensor:
+    def of_permutation(self, order: Tensor) -> Tensor:
         """The same of the plan of a permutation (N,), with one product where that is enough."""
         if self.is_dense and self.symmetric:
-            return (self.X @ self.Y[torch.from_numpy(order)]).div_(len(order))
+            return (self.X @ self.Y[order]).div_(len(order))
         return self(plan_of_order(order).to(self.X))
 
 
-def plan_of_order(order: Array) -> Tensor:
+def plan_of_order(order: Array | Tensor) -> Tensor:
     """The plan (N, N) of a permutation (N,)."""
     T = torch.zeros(len(order), len(order), dtype=torch.float64)
-    T[torch.arange(len(order)), torch.from_numpy(order)] = 1 / len(order)
+    T[torch.arange(len(order)), torch.as_tensor(order)] = 1 / len(order)
     return T
 
 
@@ -100,31 +99,24 @@ def _to_csr(D: Tensor) -> Tensor:
         return D.to_sparse_csr()
 
 
-@dataclass(frozen=True)
-class AssignmentProblem(StoredPlans):
+class AssignmentProblem(DenseProgram):
     """Points of equal masses in two spaces, as many in each.
 
-    X, Y : matrices (N, N), float64, of which <X T Y^T, T> is to be large.
+    X, Y : distances (N, N), float64, of which <X T Y^T, T> is to be large.
     cross : their products with a plan.
     constant : what the value has beside -2 <X T Y^T, T>.
     """
 
-    X: Tensor
-    Y: Tensor
-    cross: Cross
-    constant: float
-    ignores_pricing = True
-
-    @classmethod
-    def of(cls, X: Tensor, Y: Tensor, symmetric: bool) -> AssignmentProblem:
-        """Between points of these distances (N, N); ``symmetric`` says whether both are."""
-        X, Y = X.double().cpu(), Y.double().cpu()
-        constant = float((X.square().sum() + Y.square().sum()) / len(X) ** 2)
-        return cls(X, Y, Cross.of(X, Y, symmetric), constant)
+    def __init__(self, X: Tensor, Y: Tensor, symmetric: bool) -> None:
+        self.X, self.Y = X.double().cpu(), Y.double().cpu()
+        self.cross = Cross.of(self.X, self.Y, symmetric)
+        self.constant = float((self.X.square().sum() + self.Y.square().sum()) / len(X) ** 2)
+        mass = torch.full((len(X),), 1 / len(X), dtype=torch.float64)
+        super().__init__(None, mass, mass)
 
     def value(self, T: Tensor) -> float:
         """The objective of a plan (N, N)."""
-        return self.constant - 2 * float((self.cross(T) * T).sum())
+        return float(self.inner(self.linearise(T), T))
 
     def find_optimum(self, plan: Tensor) -> tuple[Tensor, float]:
         """A plan (N, N) from a feasible one, and its value, that neither steps nor exchanges better."""
@@ -136,7 +128,7 @@ class AssignmentProblem(StoredPlans):
 
     def round_and_exchange(self, plan: Tensor) -> Tensor:
         """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
-        return plan_of_order(self.improve_by_exchanges(nearest_permutation(plan)))
+        return plan_of_order(self.improve_by_exchanges(best_permutation(plan)))
 
     def best_order(self) -> Array:
         """The best of all permutations (N,), for a few points: O(N! N^2)."""
@@ -150,26 +142,18 @@ class AssignmentProblem(StoredPlans):
         loop = Loop(Watch(), History(), STEPS, TOLERANCE, ROUNDING * self.constant)
         return conditional_gradient(self, plan, plan.new_zeros(len(plan)), loop)[0]
 
-    def linearise(self, plan: Tensor) -> Tensor:
-        return self.cross(plan).mul_(-2.0)
+    def linearise(self, plan: Tensor | SparseCoupling) -> Tensor:
+        product = self.cross(plan) if isinstance(plan, Tensor) else self.cross.of_permutation(plan.column)
+        return product.mul_(-2.0)
 
-    def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
-        return self.cross.of_permutation(vertex.column.numpy()).mul_(-2.0).sub_(cost)
+    def inner(self, cost: Tensor, plan: Tensor | SparseCoupling) -> Tensor:
+        return self.constant + super().inner(cost, plan)  # in costs it would break ties of graphs
 
-    def inner(self, cost: Tensor, plan: Tensor | SparseCoupling) -> float:
-        return self.constant + super().inner(cost, plan)
-
-    def vertex(self, state: DescentState[Tensor, Tensor], priced: bool) -> VertexResult:
-        cost, dual = state.cost.numpy(), state.dual.numpy()
-        if self.cross.is_dense and len(cost) >= SMOOTHED:
-            order, dual = _best_permutation_from(cost, dual if state.n_iter else None)
-        else:
-            order = _best_permutation(-cost)
-        first = np.arange(len(cost) + 1)
-        matched = torch.full((len(cost),), 1 / len(cost), dtype=torch.float64), torch.from_numpy(order)
-        vertex = SparseCoupling(*matched, torch.from_numpy(first), torch.tensor(len(cost)))
-        lowest = self.constant + float(cost[first[:-1], order].mean())
-        return VertexResult(vertex, torch.from_numpy(dual), bound=lowest)
+    def vertex(self, state: DescentState[Tensor, Tensor], priced: bool) -> Vertex:
+        if self.cross.is_dense and len(self.p) >= SMOOTHED:
+            return super().vertex(state, priced)
+        order, n = torch.from_numpy(best_permutation(-state.cost)), len(self.p)  # faster where few or tied
+        return SparseCoupling(self.p, order, torch.arange(n + 1), torch.tensor(n)), state.dual, None
 
     def bound(self, state: DescentState[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return torch.tensor(-math.inf, dtype=torch.float64), state.dual
@@ -194,31 +178,12 @@ class AssignmentProblem(StoredPlans):
         return order
 
 
-def nearest_permutation(plan: Tensor) -> Array:
-    """The permutation (N,) that has the most mass in a plan (N, N)."""
-    return _best_permutation(plan.numpy())
-
-
-def _best_permutation(G: Array) -> Array:
-    """The permutation (N,) of the largest sum."""
+def best_permutation(G: Tensor) -> Array:
+    """The permutation (N,) of the largest sum of G (N, N)."""
     from scipy.optimize import linear_sum_assignment  # late: it takes a third of the import of this package
 
-    order: Array = linear_sum_assignment(G, maximize=True)[1]
+    order: Array = linear_sum_assignment(G.numpy(), maximize=True)[1]
     return order
-
-
-def _best_permutation_from(cost: Array, dual: Array | None) -> tuple[Array, Array]:
-    """That of least cost, and its column potentials (N,), from those of a cost nearby or of one with some entropy. Of
-    dense costs that takes a twentieth or a third of the time, between sparse graphs, where most are tied, longer."""
-    if dual is None:
-        least, most = float(cost.min()), float(cost.max())
-        epsilon = max(SMOOTHNESS * (most - least), np.finfo(float).tiny)
-        kernel = torch.from_numpy(cost).sub(least).div_(-epsilon).exp_()
-        v = kernel.new_ones(len(cost))
-        for _ in range(SMOOTHING):
-            v = 1 / (kernel.T @ (1 / (kernel @ v)))
-        dual = epsilon * v.log().numpy()
-    return solve_assignment(cost, dual)
 
 
 def _exchange_gains(X: Array, B: Array, symmetric: bool) -> Array:

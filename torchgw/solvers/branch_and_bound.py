@@ -11,7 +11,7 @@ is negative the value is at least that of a linear transport problem, whose dual
     F(T) >= const + <-4 u v^T - 2 P (c m) Q^T, T> + sum_kl c_kl (m_kl^2 - h_kl^2).
 
 Boxes are halved, the lowest first, until the lowest bound is near the lowest value; the ends of linear problems are
-plans, from which a few conditional gradients go down. Squared Euclidean distances in d dimensions have d directions,
+plans. Squared Euclidean distances in d dimensions have d directions,
 c_kl > 0.
 
 What is left of small eigenvalues moves F by at most twice their sums times the largest of the other space, because no
@@ -19,9 +19,17 @@ row and no column of W, whose norm is at most one, has squares that sum to more.
 
 F is concave then: between few points of equal masses the best permutation is the optimum.
 
+Memoli's third bound holds for all spaces: points by the distributions of their distances, transported.
+
+    F(T) >= min over plans S of <Omega, S>,    Omega_ij = W_2(D_X[i, .], D_Y[j, .])^2 = int (quantile_i - quantile_j)^2
+         >= min over plans S of sum_ij |mean_i - mean_j|^2 S_ij / parts,
+
+the means of quantile functions over equal parts of [0, 1], by Jensen's inequality. Column potentials of the linear
+problem prove the bound, optimal or not.
+
 Sources: A. Land, A. Doig, "An automatic method of solving discrete programming problems", 1960; J. Falk, R. Soland, "An
 algorithm for separable nonconvex programming problems", 1969 (chords); H. Maron, Y. Lipman, "(Probably) concave graph
-matching", 2018.
+matching", 2018; F. Memoli, "Gromov-Wasserstein distances and the metric approach to object matching", 2011, section 6.
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ import itertools
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,13 +47,11 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from torchgw.diagnostics.status import History
-from torchgw.kernels.blocks import parts
-from torchgw.objective.bounds import c_transform, dual_bound, monotone_coupling
-from torchgw.objective.exact import ExactGradient, dense, mean_squares
-from torchgw.persist.watch import Watch
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
-from torchgw.solvers.iterate import Loop
+from torchgw.objective.bounds import lowest_cost, monotone_coupling
+from torchgw.objective.distributions import PARTS, quantiles
+from torchgw.objective.exact import dense, mean_squares
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.linear_oracle import equal_masses, solve_transport
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.transport_costs import DenseCost
@@ -55,9 +61,9 @@ logger = logging.getLogger("torchgw")
 
 SMALL = 1e-6  # of the largest eigenvalue, and of the root mean square distance: float32 leaves that
 ROUNDING = 1e-12  # of mean squared distances, in bounds
+QUANTILE_ROUNDING = 1e-9  # of the largest squared distance
 SETTLED = 1e-9  # of mean squared distances: values are known no better
 FEW = 8  # points, of which all permutations are tried
-NEAR, STEPS = 1.05, 5  # of the lowest value: what steps are tried from, and how many
 
 
 class Directions(NamedTuple):
@@ -93,55 +99,36 @@ class GlobalBound:
     plan: csr_array | None
     solved: int
 
+    def add(self, cross: CrossCovariance, plan: csr_array) -> GlobalBound:
+        """With one more plan of a linear problem."""
+        value, found = cross.value(plan), replace(self, solved=self.solved + 1)
+        return replace(found, value=value, plan=plan) if value < self.value else found
 
-@dataclass(frozen=True)
+
 class CrossCovariance:
-    """F as a function of W, see above.
+    """F as a function of W, see above, between symmetric distances and masses (N,), (K,), all positive.
 
-    spaces : of symmetric distances.
-    x, y : their directions.
-    p, q : masses (N,), (K,), positive, of sum one.
+    x, y : directions of both spaces.
+    p, q : masses, of sum one.
+    weights : c (r, t).
+    constant : const.
+    square : mean squared distances of both.
+    slack : by how much a value may be off, by what is left out and by rounding.
+    is_concave : whether F is, but for what is left out.
     """
 
-    spaces: tuple[DistanceProvider, DistanceProvider]
-    x: Directions
-    y: Directions
-    p: Array
-    q: Array
-
-    @classmethod
-    def of(cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> CrossCovariance:
-        """Of symmetric distances; the masses are positive."""
-        p, q = p / p.sum(), q / q.sum()
-        source, target = (space.to(p.device, p.dtype) for space in (source, target))
-        x, y = find_directions(source, p), find_directions(target, q)
-        return cls((source, target), x, y, p.cpu().numpy(), q.cpu().numpy())
-
-    @property
-    def weights(self) -> Array:
-        """c (r, t)."""
-        return 2 * self.x.values[:, None] * self.y.values
-
-    @property
-    def constant(self) -> float:
-        """const."""
-        return self.x.square + self.y.square - 4 * self.x.mean * self.y.mean
-
-    @property
-    def slack(self) -> float:
-        """By how much a value may be off, by what is left out and by rounding."""
-        largest = (max(np.abs(side.values).max(initial=0), side.remainder) for side in (self.y, self.x))
-        left = self.x.remainder * next(largest) + self.y.remainder * next(largest)
-        return ROUNDING * (self.x.square + self.y.square) + 2 * float(left)
+    def __init__(self, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> None:
+        self.spaces, p, q = (source, target), p / p.sum(), q / q.sum()
+        self.x, self.y, self.p, self.q = find_directions(source, p), find_directions(target, q), p.numpy(), q.numpy()
+        x, y, self.weights = self.x, self.y, 2 * np.outer(self.x.values, self.y.values)
+        self.constant, self.square = x.square + y.square - 4 * x.mean * y.mean, x.square + y.square
+        largest = [max(np.abs(side.values).max(initial=0), side.remainder) for side in (y, x)]
+        left = x.remainder * largest[0] + y.remainder * largest[1]
+        self.slack, self.is_concave = ROUNDING * self.square + 2 * float(left), bool((self.weights >= 0).all())
 
     def is_negligible(self, value: float) -> bool:
         """Whether a value is no more than what it may be off by."""
-        return value <= SETTLED * (self.x.square + self.y.square) + self.slack
-
-    @property
-    def is_concave(self) -> bool:
-        """Whether F is, but for what is left out."""
-        return bool((self.weights >= 0).all())
+        return value <= SETTLED * self.square + self.slack
 
     @property
     def is_enumerable(self) -> bool:
@@ -159,10 +146,10 @@ class CrossCovariance:
         found: Array = self.x.vectors.T @ (plan @ self.y.vectors)
         return found
 
-    def value(self, plan: csr_array, W: Array) -> float:
+    def value(self, plan: csr_array) -> float:
         """F of a plan, as far as it is by W."""
         linear = -4 * float(self.x.linear @ (plan @ self.y.linear))
-        return self.constant + linear - float((self.weights * W**2).sum())
+        return self.constant + linear - float((self.weights * self.covariance(plan) ** 2).sum())
 
     def ranges(self) -> tuple[Array, Array]:
         """The least and the largest that each W_kl can be, (r, t): the masses of both in order, or against it."""
@@ -173,22 +160,6 @@ class CrossCovariance:
             high[at] = _monotone_mean(one, other, self.p, self.q)
             low[at] = -_monotone_mean(one, -other, self.p, self.q)
         return low, high
-
-
-class _Box(NamedTuple):
-    """A box of W, first in line where its bound is lowest.
-
-    lower : bound of the values in it.
-    number : in order of their making.
-    low, high : its ends (r, t).
-    dual : column potentials (K,) near those of its linear problem.
-    """
-
-    lower: float
-    number: int
-    low: Array
-    high: Array
-    dual: Array
 
 
 def find_directions(space: DistanceProvider, p: Tensor) -> Directions:
@@ -221,94 +192,67 @@ def find_directions(space: DistanceProvider, p: Tensor) -> Directions:
 def bound_globally(cross: CrossCovariance, known: float, gap: float, seconds: float) -> GlobalBound:
     """A bound within a share ``gap`` of the lowest value, where F is concave, or as near as some ``seconds`` allow;
     ``known`` is the value of a plan. Ctrl-C ends it as they do."""
+    began, made, best = time.perf_counter(), itertools.count(), GlobalBound(0.0, known, None, 0)
     if cross.is_enumerable:
-        return _enumerate_permutations(cross, known)
-    began, made, search = time.perf_counter(), itertools.count(), _BoundSearch(cross, known)
-    boxes = [search.make_box(*cross.ranges(), -math.inf, np.zeros(len(cross.q)), next(made), gap)]
+        match = AssignmentProblem(dense(cross.spaces[0]), dense(cross.spaces[1]), True).best_order()
+        best = best.add(cross, csr_array((cross.p.copy(), match, np.arange(len(match) + 1))))
+        return replace(best, lower=max(best.value - cross.slack, 0.0))
+
+    def make_box(low: Array, high: Array, above: float, dual: Array) -> tuple[float, int, Array, Array, Array]:
+        nonlocal best
+        lower, dual, plan = bound_box(cross, low, high, dual, (1 - gap) * best.value)
+        best = best if plan is None else best.add(cross, plan)
+        return max(lower, above), next(made), low, high, dual
+
+    boxes = [make_box(*cross.ranges(), -math.inf, np.zeros(len(cross.q)))]  # the one of the lowest bound first
     try:
-        while boxes[0].lower < (1 - gap) * search.value and time.perf_counter() - began < seconds:
-            box = boxes[0]
-            wide = cross.weights * (box.high - box.low) ** 2
+        while boxes[0][0] < (1 - gap) * best.value and time.perf_counter() - began < seconds:
+            lower, _, low, high, dual = boxes[0]
+            wide = cross.weights * (high - low) ** 2
             at = np.unravel_index(wide.argmax(), wide.shape)
-            first, second = box.high.copy(), box.low.copy()
-            first[at] = second[at] = (box.low[at] + box.high[at]) / 2
-            halves = [
-                search.make_box(low, high, box.lower, box.dual, next(made), gap)
-                for low, high in ((box.low, first), (second, box.high))
-            ]
+            first, second = high.copy(), low.copy()
+            first[at] = second[at] = (low[at] + high[at]) / 2
+            halves = make_box(low, first, lower, dual), make_box(second, high, lower, dual)
             heapq.heapreplace(boxes, halves[0])
             heapq.heappush(boxes, halves[1])
     except KeyboardInterrupt:
         logger.info("interrupted: the bound so far is kept")
-    lower = min(max(boxes[0].lower, 0.0), search.value)  # a sum of squares
-    return GlobalBound(lower, search.value, search.plan, search.solved)
+    return replace(best, lower=min(max(boxes[0][0], 0.0), best.value))  # a sum of squares
 
 
-class _BoundSearch:
-    """What a search has found: the lowest plan, its value, and how many linear problems that took."""
-
-    def __init__(self, cross: CrossCovariance, known: float) -> None:
-        self.cross, self.value, self.solved = cross, known, 0
-        p, q = torch.from_numpy(cross.p), torch.from_numpy(cross.q)
-        self.program = DenseProgram(ExactGradient(*cross.spaces, p, q), TransportPlans(p, q, exact=True))
-        self.plan: csr_array | None = None
-
-    def make_box(self, low: Array, high: Array, above: float, dual: Array, number: int, gap: float) -> _Box:
-        """A box with its bound, which is at least that of the box it is a half of."""
-        cross, middle, half = self.cross, (low + high) / 2, (high - low) / 2
-        constant = cross.constant - cross.slack + float((cross.weights * middle**2).sum())
-        constant -= float((cross.weights * half**2).sum())
-        cost = cross.cost(middle)
-        lower = max(above, constant + self._bound(cost, dual))
-        if lower < (1 - gap) * self.value:
-            try:
-                vertex = solve_transport(DenseCost(cost, cross.p, cross.q), cross.p, cross.q, dual)
-            except TransportError:
-                return _Box(lower, number, low, high, dual)
-            self.solved += 1
-            dual = vertex.duals[1]
-            lower = max(lower, constant + self._bound(cost, dual))
-            self._descend(vertex.plan, dual)
-        return _Box(lower, number, low, high, dual)
-
-    def _bound(self, cost: Array, dual: Array) -> float:
-        """What every plan costs at least, by column potentials (K,)."""
-        (C, b), (p, q) = map(torch.from_numpy, (cost, dual)), map(torch.from_numpy, (self.cross.p, self.cross.q))
-        return float(dual_bound(c_transform(C, b, q), b, p, q))
-
-    def _descend(self, plan: csr_array, dual: Array) -> None:
-        """A few conditional gradients from a plan that is nearly as low as the lowest."""
-        if not self._keep_lower(plan):
-            return
-        loop = Loop(Watch(), History(), STEPS)
-        found, _ = conditional_gradient(self.program, torch.from_numpy(plan.toarray()), torch.from_numpy(dual), loop)
-        self.solved += found.n_iter
-        self._keep_lower(csr_array(found.plan.numpy()))
-
-    def _keep_lower(self, plan: csr_array) -> bool:
-        """Whether a plan is nearly as low as the lowest, which it becomes where it is lower."""
-        value = self.cross.value(plan, self.cross.covariance(plan))
-        if value < self.value:
-            self.value, self.plan = value, plan
-        return value <= NEAR * self.value
+def bound_box(
+    cross: CrossCovariance, low: Array, high: Array, dual: Array, enough: float
+) -> tuple[float, Array, csr_array | None]:
+    """What plans with W in a box (r, t) have at least, by column potentials (K,), and the plan that leads to these;
+    none where given ones say ``enough``."""
+    middle, half = (low + high) / 2, (high - low) / 2
+    constant = cross.constant - cross.slack + float((cross.weights * (middle**2 - half**2)).sum())
+    cost, masses = cross.cost(middle), (cross.p, cross.q)
+    C, p, q = map(torch.from_numpy, (cost, *masses))
+    lower = constant + float(lowest_cost(C, p, q, torch.from_numpy(dual)))
+    if lower >= enough:
+        return lower, dual, None
+    try:
+        plan, (_, dual), _ = solve_transport(DenseCost(cost, *masses), *masses, dual)
+    except TransportError:
+        return lower, dual, None
+    return max(lower, constant + float(lowest_cost(C, p, q, torch.from_numpy(dual)))), dual, plan
 
 
-def _enumerate_permutations(cross: CrossCovariance, known: float) -> GlobalBound:
-    """The best of all permutations, where F is concave."""
-    n = len(cross.p)
-    orders = torch.tensor(list(itertools.permutations(range(n))))
-    P, Q, c = (torch.from_numpy(part) for part in (cross.x.vectors, cross.y.vectors, cross.weights))
-    u, v = torch.from_numpy(cross.x.linear), torch.from_numpy(cross.y.linear)
-    values = torch.cat(
-        [
-            -(c * torch.einsum("ik,bil->bkl", P, Q[some] / n).square()).sum((1, 2)) - 4 * (v[some] @ u) / n
-            for some in (orders[part] for part in parts(torch.arange(len(orders)), n * n))
-        ]
-    )
-    best = int(values.argmin())
-    lowest, match = cross.constant + float(values[best]), orders[best].numpy()
-    plan = csr_array((cross.p.copy(), match, np.arange(n + 1)), shape=(n, n)) if lowest < known else None
-    return GlobalBound(min(max(lowest - cross.slack, 0.0), known), min(lowest, known), plan, len(orders))
+def third_bound(source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor) -> float:
+    """Memoli's third: no plan with the positive masses p (N,), q (K,), float64 and of sum one, has a lower value; at
+    least zero. O(N^2 log N + K^2 log K) work, O(N^2 + K^2) memory, and a linear program."""
+    sides = [
+        quantiles(space.rows(torch.arange(len(mass))).to(mass), mass, PARTS) / PARTS**0.5
+        for space, mass in ((source, p), (target, q))
+    ]
+    C, masses = FactoredCost.squared_distance(*sides).rows(slice(None)), (p.numpy(), q.numpy())
+    try:
+        _, (_, dual), _ = solve_transport(DenseCost(C.numpy(), *masses), *masses, np.zeros(len(q)))
+    except TransportError:
+        return 0.0
+    largest = max(float(side.square().mean(1).max()) for side in sides) * PARTS
+    return max(float(lowest_cost(C, p, q, torch.from_numpy(dual))) - QUANTILE_ROUNDING * largest, 0.0)
 
 
 def _monotone_mean(one: Array, other: Array, p: Array, q: Array) -> float:

@@ -176,7 +176,11 @@ def descend(
             told = torch.cat((energy[None], told[1:]))
             if not model.has_hard_marginals:
                 marginals = model.marginals_of(at)
-                changes[0] = _marginal_distance(state.marginals, marginals)
+                # What warm potentials do not tell of relaxed marginals.
+                before = state.marginals or [side + torch.inf for side in marginals]
+                changes[0] = torch.stack(
+                    [(one - other).abs().sum() for one, other in zip(before, marginals, strict=True)]
+                ).max()
         # All that the host is to know of the iteration, in one wait.
         reading = AsyncNumbers(torch.cat((told, torch.stack((*changes, *unread)))) if changes else told)
         if reading.overlaps and ahead is None:  # the next cost, on a GPU while the host waits
@@ -204,13 +208,6 @@ def descend(
 
     state, status = iterate(EntropicState, step, begin, loop, options.stopping.max_iter)
     return Solution.of(state, status, loop.history)
-
-
-def _marginal_distance(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor]) -> Tensor:
-    """L1 distance of the marginals of two plans, which tells of relaxed ones what warm potentials do not."""
-    if old is None:
-        return new[0].new_full((), torch.inf)
-    return torch.maximum(*((one - other).abs().sum() for one, other in zip(old, new, strict=True)))
 
 
 def refine_by_newton(
@@ -321,11 +318,9 @@ def epsilon_levels(unit: float, hot: float = HOT, cold: float = COLD, steps: int
 
 def make_score(gradient: Gradient, p: Tensor) -> BatchScore:
     """That of plans (B, N, K) with row sums p (N,), one at a time."""
-
-    def score(plan: Tensor, epsilon: float) -> Tensor:
-        return gradient(DenseCoupling(plan), p).centre_factors(epsilon)[0].stored_score(epsilon)
-
-    return lambda plans, epsilon: torch.stack([score(plan, epsilon) for plan in plans])
+    return lambda plans, epsilon: torch.stack(
+        [gradient(DenseCoupling(plan), p).centre_factors(epsilon)[0].stored_score(epsilon) for plan in plans]
+    )
 
 
 def proximal_steps(
@@ -402,13 +397,8 @@ def _round_factors(
     return rounding.apply_to(PotentialCoupling(*centred.balanced_score(epsilon), f + row, g + column))
 
 
-def precision_warning(cost: FactoredCost, epsilon: float, options: GWOptions) -> str | None:
-    """Why float32 could not carry the scores that the loop worked on, or None."""
-    return start_precision_check(cost, epsilon, options)()
-
-
 def start_precision_check(cost: FactoredCost, epsilon: float, options: GWOptions) -> Callable[[], str | None]:
-    """What says so once the device has come to it."""
+    """What says, once the device has come to it, why float32 could not carry the scores of the loop, or None."""
     if not options.mixed_precision:
         return lambda: None
     reading, rank = AsyncNumbers(_reach(replace(cost, extra=None))), cost.U.shape[1]

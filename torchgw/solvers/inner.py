@@ -7,14 +7,13 @@ score tile by tile (`torchgw.kernels.softmin_tiles`), and what leaves it is a co
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.couplings.rounding import Rounding, round_plan, round_tiles
-from torchgw.kernels.blocks import block_rows, blocks
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.shared import StreamedKernel, TileReader
 from torchgw.kernels.sums import inner
@@ -30,10 +29,16 @@ from torchgw.runtime.scratch import scratches
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.loop import SinkhornState, sinkhorn
-from torchgw.sinkhorn.scaling import Scaler, ScalingRun, ScalingState, finish_scaling, iterate_scaling, start_scaling
+from torchgw.sinkhorn.scaling import (
+    Scaler,
+    ScalingState,
+    finish_scaling,
+    iterate_scaling,
+    solve_by_scaling,
+    start_scaling,
+)
 from torchgw.sinkhorn.sides import LARGEST_RATIO, MarginalConstraint
 from torchgw.solvers.warm_start import WarmStart, adapt_potentials
-from torchgw.types import Softmins
 
 SKIPPED_FROM = 4096
 # Up to that rho / epsilon sums of solved problems tell potentials better than warm ones, where both sides give way;
@@ -81,10 +86,17 @@ class InnerSolution(NamedTuple):
     warm_residual: Tensor | float
 
 
-class InnerSolver(Protocol):
-    """Solves linear problems of a model, on the way to its epsilon."""
+class StoredSolver:
+    """Stores score and plan in the dtype of the potentials, 8 bytes for each pair in float32, and reuses both.
 
-    model: Model
+    Plans of a few iterations, far from their columns' marginal, are not ``rounded``: most of what they miss would be
+    spread over all pairs.
+    """
+
+    def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions, rounded: bool = True) -> None:
+        self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
+        self.rounded = rounded
+        self._score, self._plan = torch.empty(0), torch.empty(0)
 
     def solve_linearization(
         self,
@@ -96,46 +108,25 @@ class InnerSolver(Protocol):
     ) -> InnerSolution:
         """The plan of a cost from warm potentials of any epsilon. The marginals ``sums`` (N,), (K,) of the last plan,
         where they may give way, can tell potentials better. The ``gradient`` is the one that is asked next."""
-
-    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        """Only its potentials, from warm ones f (N,), g (K,)."""
-
-
-class StoredSolver:
-    """Stores score and plan in the dtype of the potentials, 8 bytes for each pair in float32, and reuses both."""
-
-    def __init__(self, kernel: Kernel, model: Model, options: SinkhornOptions) -> None:
-        self.kernel, self.model, self.options, self._constraints = kernel, model, options, model.constraints
-        self._score, self._plan = torch.empty(0), torch.empty(0)
-
-    def solve_linearization(
-        self,
-        cost: FactoredCost,
-        epsilon: float,
-        warm: WarmStart,
-        sums: tuple[Tensor, Tensor] | None = None,
-        gradient: Gradient | None = None,
-    ) -> InnerSolution:
         assert warm.epsilon is not None
         score, plan = self._memory(warm.f, len(warm.f), len(warm.g))
         ratio, at = as_graph_numbers(plan.device, warm.epsilon / epsilon, epsilon, self.model)
         start = WarmStart(cost, warm.f, warm.g)
         known, sides, first = _begin_scaling(self.kernel, self._constraints, start, ratio, at, sums, score, plan)
-        found = self._run_scaling(*sides, first)
+        scaler = Scaler(self.kernel.bind(score), *sides, plan)
+        found = iterate_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
         ahead = gradient.without_scale if plan.is_cuda and isinstance(gradient, ExactGradient) else None
         f, g, told, rounding, following = _finish_plan(
-            score, plan, known, found.state, (cost.a, cost.b), self._constraints, at, ahead
+            score, plan, known, found.state, (cost.a, cost.b), self._constraints, at, ahead, self.rounded
         )
         end = WarmStart(cost, f, g, epsilon)
         return InnerSolution(DenseCoupling(plan), end, told, following, rounding, *found[1:])
 
     def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        score, _ = self._memory(linear.A, len(linear.A), len(linear.B))
-        torch.mm(linear.A, linear.B.T, out=score)
-        first = start_scaling(self.kernel.bind(score), linear.row, linear.column, self._plan, f, g)
-        found = self._run_scaling(linear.row, linear.column, first)
-        f, g, largest = finish_scaling(self._plan, found.state)
-        return SinkhornState(f, g, found.residual, found.n_iter, found.warm_residual, largest)
+        """Only the potentials of a linear problem, from warm ones f (N,), g (K,)."""
+        score, plan = self._memory(linear.A, len(linear.A), len(linear.B))
+        scaler = Scaler(self.kernel.bind(torch.mm(linear.A, linear.B.T, out=score)), linear.row, linear.column, plan)
+        return solve_by_scaling(scaler, f, g, options=self.options, max_iter=self.options.exact_max_iter)
 
     def _memory(self, like: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """The buffers of score and plan (N, K)."""
@@ -144,10 +135,6 @@ class StoredSolver:
             self._score = self._plan = torch.empty(0)  # which may be the same memory
             self._score, self._plan = scratches(2, *shape, dtype=like.dtype, device=like.device)
         return self._score, self._plan
-
-    def _run_scaling(self, row: MarginalConstraint, column: MarginalConstraint, first: ScalingState) -> ScalingRun:
-        scaler = Scaler(self.kernel.bind(self._score), row, column, self._plan)
-        return iterate_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
 
 
 def as_graph_numbers(
@@ -207,13 +194,14 @@ def _finish_plan(
     model: Model,
     epsilon: float | Tensor,
     gradient: ExactGradient | None,
-) -> tuple[Tensor, Tensor, Tensor, Rounding, FactoredCost | None]:
-    """The potentials of the cost as it was, what is told of the plan, which is rounded, and how; its own cost."""
+    rounded: bool,
+) -> tuple[Tensor, Tensor, Tensor, Rounding | None, FactoredCost | None]:
+    """The potentials of the cost as it was, what is told of the plan, how it is rounded, and its own cost."""
     (centred, *shifts), (f, g, largest) = cost, finish_scaling(plan, last)
-    p, q = (mass.to(plan.dtype) for mass in model.masses)
-    rounding = round_plan(plan, p, q, model.marginals)
+    p, q = (mass.to(plan.dtype) for mass in model.masses) if rounded else (plan.sum(1), plan.sum(0))
+    rounding = round_plan(plan, p, q, model.marginals) if rounded else None
     a, b, one, other = (part.to(p) for part in (centred.a, centred.b, *terms))
-    value = replace(centred, a=a, b=b).expectation_from_score(_overlap(score, plan), epsilon, p, q)
+    value = replace(centred, a=a, b=b).expectation_from_score(inner(score, plan), epsilon, p, q)
     cancelling = one.abs() @ p + other.abs() @ q
     following = None if gradient is None else gradient.cost(DenseCoupling(plan), p)
     return f - shifts[0], g - shifts[1], torch.stack((value, cancelling, largest)), rounding, following
@@ -243,8 +231,11 @@ class StreamedSolver:
         sums: tuple[Tensor, Tensor] | None = None,
         gradient: Gradient | None = None,
     ) -> InnerSolution:
-        centred, *shifts, f, g = warm.adapt(cost, epsilon, self.model)
-        model, (A, B) = self.model, centred.balanced_score(epsilon)
+        """As `StoredSolver.solve_linearization`."""
+        assert warm.epsilon is not None
+        model, ratio = self.model, warm.epsilon / epsilon
+        centred, *shifts, f, g = adapt_potentials(cost, warm.f, warm.g, ratio, epsilon, model.logs)
+        A, B = centred.balanced_score(epsilon)
         sides = model.make_constraints(epsilon, centred, f.dtype)
         f, g = (f, g) if sums is None else potentials_from_sums(sides, sums, f, g)
         state = self.potentials(LinearProblem(A, B, *sides), f, g)
@@ -261,13 +252,12 @@ class StreamedSolver:
         return InnerSolution(rounded.coupling(A, B), WarmStart(cost, f, g, epsilon), told, None, None, *known)
 
     def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        score, most = self.score(linear.A, linear.B, f, g), self.options.exact_max_iter
-        return sinkhorn(score, linear.row, linear.column, f, g, options=self.options, max_iter=most)
-
-    def score(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Softmins:
-        """The score on the tiles that matter under these potentials; the whole, one product a pass, if all do."""
-        tiles = self.tiles(A, B, f, g)
-        return self.kernel.bind(A, B) if tiles.is_complete() else self.tiled.bind(A, B, tiles)
+        """Only the potentials of a linear problem, from warm ones f (N,), g (K,)."""
+        A, B, row, column = linear
+        tiles, most = self.tiles(A, B, f, g), self.options.exact_max_iter
+        # Where all tiles matter, the whole score is one product a pass.
+        score = self.kernel.bind(A, B) if tiles.is_complete() else self.tiled.bind(A, B, tiles)
+        return sinkhorn(score, row, column, f, g, options=self.options, max_iter=most)
 
     def tiles(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Tiles:
         """The tiles that matter under these potentials."""
@@ -277,9 +267,5 @@ class StreamedSolver:
         return choose_tiles(A, B, f, g, self.model.masses, TILE, self.omitted, self.ranks)[0]
 
 
-def _overlap(score: Tensor, plan: Tensor) -> Tensor:
-    """<score, plan>, in blocks that stay in the cache."""
-    total, (n, k) = score.new_zeros(()), score.shape
-    for where in blocks(n, block_rows(n, k, score.device)):
-        total += inner(score[where], plan[where])
-    return total
+InnerSolver: TypeAlias = StoredSolver | StreamedSolver
+"""Solves linear problems of a model, on the way to its epsilon."""

@@ -91,7 +91,7 @@ def solve_transport(
 
     Parameters
     ----------
-    p, q : positive masses (N,), (K,) of equal sums.
+    p, q : masses (N,), (K,) of equal sums; positive unless the cost is stored.
     dual : column potentials (K,) near the optimal ones; zeros are no potentials.
     entries : flat positions, ascending, on which a plan lives; those of the north-west corner by default.
     rounds : programs that are solved at most; one takes the vertex among the cheap entries alone. Its potentials prove
@@ -105,12 +105,14 @@ def solve_transport(
         When a program is not solved.
     """
     if isinstance(cost, DenseCost):
+        if min(p.min(), q.min()) <= 0:
+            return _solve_between_masses(cost, p, q, dual, rounds, basis)
+        dual = dual if dual.any() else cost.estimate_dual(p, q)
         if equal_masses(p, q):
             match, b = solve_assignment(cost.C, dual)
             paid = cost.C[np.arange(len(p)), match] - b[match]
             plan = csr_array((p.copy(), match, np.arange(len(p) + 1)), shape=cost.shape)
             return Vertex(plan, (paid, b))
-        dual = dual if dual.any() else cost.estimate_dual(p, q)
     known = [] if basis is None else [basis[basis >= 0]]
     entries = union(north_west_corner(p, q) if entries is None else entries, *known, cost.cheapest(dual))
     vertex = _solve_among(cost, p, q, dual, entries, basis)
@@ -125,6 +127,18 @@ def solve_transport(
         entries = union(entries, missing)
         vertex = _solve_among(cost, p, q, dual, entries, vertex.basis)
     return vertex
+
+
+def _solve_between_masses(cost: DenseCost, p: Array, q: Array, dual: Array, rounds: int, basis: Array | None) -> Vertex:
+    """The vertex of a stored problem with potentials of zero where there is no mass; its basis is that of the rest."""
+    rows, columns = np.flatnonzero(p > 0), np.flatnonzero(q > 0)
+    masses, duals = (p[rows], q[columns]), (np.zeros_like(p), np.zeros_like(q))
+    present = DenseCost(cost.C[np.ix_(rows, columns)], *masses)
+    found = solve_transport(present, *masses, dual[columns], None, rounds, basis)
+    duals[0][rows], duals[1][columns] = found.duals
+    entries = found.plan.tocoo()
+    plan = csr_array((entries.data, (rows[entries.row], columns[entries.col])), shape=cost.shape)
+    return Vertex(plan, duals, found.basis)
 
 
 def _solve_among(cost: TransportCost, p: Array, q: Array, dual: Array, entries: Array, basis: Array | None) -> Vertex:
@@ -226,9 +240,12 @@ def _solve_by_bindings(
     columns = cost, np.zeros(count), np.full(count, np.inf), masses, masses
     entries = np.arange(0, 2 * count, 2, dtype=np.int32), ends, np.ones(2 * count), np.zeros(count, np.int32)
     highs.passModel(count, len(masses), 2 * count, COLUMNWISE, MINIMISE, 0.0, *columns, *entries)
-    accepted = basis is None or highs.setBasis(_make_basis(core, count, len(masses), basis)) == core.HighsStatus.kOk
-    if accepted:
-        highs.run()
+    if basis is not None:
+        known, whole = core.HighsBasis(), np.full(count + len(masses), core.HighsBasisStatus.kLower)
+        whole[np.where(basis >= 0, basis, count - 1 - basis)] = core.HighsBasisStatus.kBasic
+        known.col_status, known.row_status, known.valid = whole[:count].tolist(), whole[count:].tolist(), True
+        highs.setBasis(known)
+    highs.run()
     status = highs.getModelStatus()
     if basis is not None and status != core.HighsModelStatus.kOptimal:
         return _solve_by_bindings(core, cost, ends, masses)
@@ -237,14 +254,6 @@ def _solve_by_bindings(
         raise TransportError(f"the linear transport problem ({len(masses)} masses) was not solved: {text}")
     solution = highs.getSolution()
     return np.array(solution.col_value), np.array(solution.row_dual), np.array(highs.getBasicVariables()[1])
-
-
-def _make_basis(core: Any, count: int, masses: int, positions: Array) -> Any:
-    """HiGHS's record of a basis of so many variables and sums."""
-    basis, whole = core.HighsBasis(), np.full(count + masses, core.HighsBasisStatus.kLower)
-    whole[np.where(positions >= 0, positions, count - 1 - positions)] = core.HighsBasisStatus.kBasic
-    basis.col_status, basis.row_status, basis.valid = whole[:count].tolist(), whole[count:].tolist(), True
-    return basis
 
 
 @functools.cache
@@ -291,12 +300,12 @@ def match_with_slack(cost: Array, row: Array, column: Array, p: Array, q: Array)
     return x * p[0], *shortest_path_prices(cost, row, column, x > 0, len(p), len(q), ROUNDING * top)
 
 
-def solve_assignment(C: Array, dual: Array, out: Array | None = None) -> tuple[Array, Array]:
+def solve_assignment(C: Array, dual: Array) -> tuple[Array, Array]:
     """The best permutation (N,) for costs C (N, N), and its optimal column potentials (N,), from others; good ones make
-    it fast. What is written to is the memory ``out`` (N, N), which may be that of C."""
+    it fast."""
     from scipy.optimize import linear_sum_assignment
 
-    reduced = reduce_costs(C, dual, out)
+    reduced = reduce_costs(C, dual)
     match = linear_sum_assignment(reduced)[1]
     rows = np.arange(len(C))
     paid = reduced[rows, match]

@@ -26,15 +26,15 @@ Sources: M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distan
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.exact import factored_mean_square
+from torchgw.objective.exact import ExactGradient
+from torchgw.objective.model import Model
 from torchgw.options import LowRankOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
@@ -54,7 +54,8 @@ NOISE, LEAST = 0.05, 1e-3
 
 
 def solve_low_rank(
-    problem: FactoredProblem,
+    gradient: ExactGradient,
+    model: Model,
     options: LowRankOptions,
     generator: torch.Generator,
     *,
@@ -65,7 +66,8 @@ def solve_low_rank(
 
     Parameters
     ----------
-    problem : between N and K points with factors of rank r_X, r_Y.
+    gradient : of the points with mass, N and K, in float64, between factors of rank r_X, r_Y.
+    model : their masses p (N,), q (K,) and epsilon, the weight of the entropies of Q, R and g; 0 for none.
     options : rank, at most the number of points in either space, step sizes and stopping.
     generator : breaks the ties between equal components.
     start : Q (N, r), R (K, r), g (r,) to begin with, see `warm_factors`.
@@ -74,57 +76,61 @@ def solve_low_rank(
     -----
     O((N + K) r (r + r_X + r_Y)) time for each iteration and O((N + K) (r + r_X + r_Y)) memory, in float64.
     """
-    p, q, epsilon = problem.p, problem.q, problem.epsilon
+    p, q, epsilon = model.p, model.q, model.epsilon
     start = perturb_factors(LowRankFactors(*(side.double() for side in start)), p, q, generator)
-    loop, noise = Loop(watch or Watch(), History(), options.max_iter), ROUNDING * problem.constant
+    loop, noise = Loop(watch or Watch(), History(), options.max_iter), ROUNDING * float(p @ gradient.a + q @ gradient.b)
 
     def project_logs(logs: LowRankFactors) -> Projection:
         return project(logs, p, q, floor=options.floor, tol=PROJECTION_TOL, max_iter=MOST_SWEEPS)
 
     def begin() -> MirrorState:
         first = project_logs(start.logarithms())
+        value, objective, slope = evaluate(gradient, model, first.factors)
         return MirrorState(
             n_iter_sinkhorn=first.n_iter,
-            point=problem.evaluate(first.factors),
+            factors=first.factors,
+            value=value,
+            objective=objective,
+            gradient=slope,
             step=options.step * FIRST_STEP,
             residual=first.residual,
         )
 
     def step(state: MirrorState) -> tuple[MirrorState, Check, Status | None]:
         """One accepted step, or none where no length lowers the objective."""
-        gradient, point, length = problem.remove_null_terms(state.point.gradient), state.point, state.step
-        norm = max(float(side.abs().amax()) for side in gradient)
-        change, residual, n_sweeps = 0.0, state.residual, state.n_iter_sinkhorn
+        along, logs = remove_null_terms(state.gradient, p, q), state.factors.logarithms()
+        norm = max(float(side.abs().amax()) for side in along)
+        new, change, length, n_sweeps = state, 0.0, state.step, state.n_iter_sinkhorn
         for _ in range(MOST_CUTS if norm > max(noise, 0.0) else 0):
             exponent = min(length / norm, LARGEST_EXPONENT)
             gamma = exponent / norm
             damping = 1 + gamma * epsilon
-            logs = ((log - gamma * side) / damping for log, side in zip(point.logs, gradient, strict=True))
-            found = project_logs(LowRankFactors(*logs))
+            moved = ((log - gamma * side) / damping for log, side in zip(logs, along, strict=True))
+            found = project_logs(LowRankFactors(*moved))
             n_sweeps += found.n_iter
-            new = problem.evaluate(found.factors)
-            if found.residual <= USABLE and new.objective <= point.objective + noise:
-                change, point, residual = _divergence(new, point) / exponent**2, new, found.residual
+            value, objective, slope = evaluate(gradient, model, found.factors)
+            if found.residual <= USABLE and objective <= state.objective + noise:
+                change = _divergence(found.factors, state.factors) / exponent**2
                 length = min(length * GROWTH, options.step)
+                new = replace(
+                    state,
+                    factors=found.factors,
+                    value=value,
+                    objective=objective,
+                    gradient=slope,
+                    residual=found.residual,
+                )
                 break
             length = exponent * norm * SHRINK
-        state = MirrorState(
-            n_iter=state.n_iter + 1,
-            n_iter_sinkhorn=n_sweeps,
-            point=point,
-            step=length,
-            residual=residual,
-            last_change=change,
-        )
-        status = Status.SETTLED if change <= options.tol else None
-        return state, Check(point.value, residual, epsilon), status
+        new = replace(new, n_iter=state.n_iter + 1, n_iter_sinkhorn=n_sweeps, step=length, last_change=change)
+        return new, Check(new.value, new.residual, epsilon), Status.SETTLED if change <= options.tol else None
 
     state, status = iterate(MirrorState, step, begin, loop)
-    rounded = round_factors(state.point.factors, p, q)
+    rounded = round_factors(state.factors, p, q)
     return Solution(
         coupling=LowRankCoupling(*rounded),
         warm_start=None,
-        energy=max(problem.evaluate(rounded).value, 0.0),
+        energy=max(evaluate(gradient, model, rounded)[0], 0.0),
         marginal_residual=state.residual,
         status=status if state.residual <= USABLE else Status.MARGINALS,
         n_iter=state.n_iter,
@@ -134,42 +140,22 @@ def solve_low_rank(
     )
 
 
-def _factors(space: DistanceProvider, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """F (N, r) and signs (r,) of a space in float64, on the device of its masses."""
-    found = space.to(mass.device, torch.float64).factors()
-    assert found is not None  # the request refuses a rank for other spaces
-    return found
-
-
-@storable
-class MirrorIterate(NamedTuple):
-    """An iterate of mirror descent.
-
-    factors, logs : Q (N, r), R (K, r), g (r,) on the marginals, and their logarithms.
-    value : <C(T), T>.
-    objective : the value with its entropy, which descent lowers.
-    gradient : half the derivative of the objective in each factor.
-    """
-
-    factors: LowRankFactors
-    logs: LowRankFactors
-    value: float
-    objective: float
-    gradient: LowRankFactors
-
-
 @storable
 @dataclass(frozen=True, kw_only=True)
 class MirrorState(State):
     """Where mirror descent stands; ``n_iter_sinkhorn`` counts sweeps of its projections.
 
-    point : the factors, with objective and gradient there.
+    factors : Q (N, r), R (K, r), g (r,) on the marginals.
+    value, objective, gradient : there, as `evaluate` returns them.
     step : length of the next step, in units of the largest squared distance.
     residual : L1 marginal residual of the last projection.
     last_change : symmetric Kullback-Leibler divergence of the last step over its squared length.
     """
 
-    point: MirrorIterate
+    factors: LowRankFactors
+    value: float
+    objective: float
+    gradient: LowRankFactors
     step: float
     residual: float
     last_change: float = float("inf")
@@ -179,68 +165,39 @@ class MirrorState(State):
         return True
 
 
-@dataclass(frozen=True)
-class FactoredProblem:
-    """The problem between factored distances F diag(s) F^T and G diag(t) G^T of the points with mass.
-
-    F, G : factors (N, r_X), (K, r_Y).
-    s, t : signs (r_X,), (r_Y,).
-    p, q : masses (N,), (K,) of sum 1 in float64, all above zero, on the device to use.
-    constant : mean squared distances of both sides, summed: the part of the value that no plan changes.
-    epsilon : weight of the entropies of Q, R and g, in units of the scaled squared distances; 0 for none.
-    """
-
-    F: Tensor
-    s: Tensor
-    G: Tensor
-    t: Tensor
-    p: Tensor
-    q: Tensor
-    constant: float
-    epsilon: float
-
-    @classmethod
-    def of(
-        cls, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor, epsilon: float
-    ) -> FactoredProblem:
-        (F, s), (G, t) = _factors(source, p), _factors(target, q)
-        constant = float(factored_mean_square(F, s, p) + factored_mean_square(G, t, q))
-        return cls(F, s, G, t, p, q, constant, epsilon)
-
-    def evaluate(self, factors: LowRankFactors) -> MirrorIterate:
-        """The objective and its gradient, O((N + K) r (r_X + r_Y))."""
-        Q, R, g = factors
-        FQ, GR = self.F.T @ Q, self.G.T @ R
-        sFQ, tGR = self.s[:, None] * FQ, self.t[:, None] * GR
-        # W_A = diag(1/g) A diag(1/g), the mean distances between components.
-        W_A, W_B = (FQ.T @ sFQ) / g[:, None] / g, (GR.T @ tGR) / g[:, None] / g
-        overlap = (W_A * W_B) @ g
-        gradient = LowRankFactors(-2 * self.F @ (sFQ @ W_B), -2 * self.G @ (tGR @ W_A), 2 * overlap)
-        value = self.constant - 2 * float(g @ overlap)
-        return MirrorIterate(
-            factors, factors.logarithms(), value, value / 2 - self.epsilon * _entropy(factors), gradient
-        )
-
-    def remove_null_terms(self, gradient: LowRankFactors) -> LowRankFactors:
-        """The gradient without the terms that the constraints do not see."""
-        weights, sides = gradient.g, []
-        for side, mass in ((gradient.Q, self.p), (gradient.R, self.q)):
-            centred = side - side.mean(1, keepdim=True)
-            column = mass @ centred
-            sides.append(centred - column)
-            weights = weights + column
-        return LowRankFactors(sides[0], sides[1], weights - weights.mean())
+def evaluate(gradient: ExactGradient, model: Model, factors: LowRankFactors) -> tuple[float, float, LowRankFactors]:
+    """<C(T), T>; half of it less the entropies, which descent lowers; and half the derivative of <C(T), T> in each
+    factor, without terms that the constraints do not see. O((N + K) r (r_X + r_Y)): no cost is made."""
+    (Q, R, g), left, right = factors, gradient.source.factors(), gradient.target.factors()
+    assert left is not None  # the request refuses a rank for other spaces
+    assert right is not None
+    (F, s), (G, t) = left, right
+    FQ, GR = F.T @ Q, G.T @ R
+    sFQ, tGR = s[:, None] * FQ, t[:, None] * GR
+    # W_A = diag(1/g) A diag(1/g), the mean distances between components.
+    W_A, W_B = (FQ.T @ sFQ) / g[:, None] / g, (GR.T @ tGR) / g[:, None] / g
+    overlap = (W_A * W_B) @ g
+    slope = LowRankFactors(-2 * F @ (sFQ @ W_B), -2 * G @ (tGR @ W_A), 2 * overlap)
+    value = float(model.p @ gradient.a + model.q @ gradient.b - 2 * (g @ overlap))
+    entropy = float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
+    return value, value / 2 - model.epsilon * entropy, slope
 
 
-def _entropy(factors: LowRankFactors) -> float:
-    """-sum x (log x - 1) over the entries of Q, R and g."""
-    return float(sum((side - torch.xlogy(side, side)).sum() for side in factors))
+def remove_null_terms(gradient: LowRankFactors, p: Tensor, q: Tensor) -> LowRankFactors:
+    """The gradient without the terms that the constraints do not see."""
+    weights, sides = gradient.g, []
+    for side, mass in ((gradient.Q, p), (gradient.R, q)):
+        centred = side - side.mean(1, keepdim=True)
+        column = mass @ centred
+        sides.append(centred - column)
+        weights = weights + column
+    return LowRankFactors(sides[0], sides[1], weights - weights.mean())
 
 
-def _divergence(new: MirrorIterate, old: MirrorIterate) -> float:
+def _divergence(new: LowRankFactors, old: LowRankFactors) -> float:
     """KL(new | old) + KL(old | new), summed over the three factors."""
-    pairs = zip(new.factors, old.factors, new.logs, old.logs, strict=True)
-    return float(sum(torch.nan_to_num((x - y) * (log_x - log_y), posinf=0.0).sum() for x, y, log_x, log_y in pairs))
+    pairs = zip(new, old, strict=True)
+    return float(sum(torch.nan_to_num((x - y) * (x.log() - y.log()), posinf=0.0).sum() for x, y in pairs))
 
 
 def perturb_factors(start: LowRankFactors, p: Tensor, q: Tensor, generator: torch.Generator) -> LowRankFactors:
@@ -270,7 +227,7 @@ def warm_factors(
 
     Parameters
     ----------
-    source : the space of the source points, with factors.
+    source : the space of the source points, with factors in float64.
     cells : cell of each source point (N,) out of n_X, and of each target point (K,) out of n_Y.
     plan : mass between cells (n_X, n_Y), float64, not negative, some from and to each cell.
     p, q : masses (N,), (K,) in float64, of sum 1.
@@ -281,7 +238,9 @@ def warm_factors(
     """
     rows, columns = cells
     plan = plan.to(p) / plan.sum().to(p)
-    means = Cells(rows, len(plan)).means(_factors(source, p)[0], p)
+    factors = source.factors()
+    assert factors is not None  # the request refuses a rank for other spaces
+    means = Cells(rows, len(plan)).means(factors[0], p)
     group = group_cells(means, plan.sum(1), options.rank, generator)
     from_plan = plan.T @ group
     from_plan /= from_plan.sum(1, keepdim=True)

@@ -20,7 +20,7 @@ graphs", 2022.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -31,11 +31,9 @@ from torchgw.couplings.rounding import round_plan
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.marginals import Partial
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.conditional_gradient import FreeColumns, Polytope, TransportPlans
-from torchgw.types import Coupling
+from torchgw.solvers.conditional_gradient import DenseProgram
 
 APART = 2.0  # times the largest cost: what both further points cost each other
 
@@ -52,16 +50,24 @@ def make_search_models(model: Model) -> list[Model]:
     return [model, replace(model, p=p, q=q, marginals=Partial(float(held.sum())))]
 
 
-@dataclass(frozen=True)
-class ModelForm:
-    """F, and the plans that a model allows, seen as rows with hard masses.
+class ModelForm(DenseProgram):
+    """F, over the plans that a model allows, seen as rows with hard masses.
 
-    model : with the masses p (N,), q (K,), hard or free or only bounded.
-    exact : C(T) of the quadratic part, in float64; of plans of few entries where that takes less.
+    model : with the masses p (N,), q (K,), hard or free or only bounded; those of the form are its rows and columns'.
+    quadratic : C(T) of the quadratic part, in float64.
+    exact : whether vertices are the best ones.
     """
 
-    model: Model
-    exact: ExactGradient | MatchingGradient
+    def __init__(self, model: Model, quadratic: ExactGradient, exact: bool = False) -> None:
+        (p, q), (row, column), total = model.masses, model.marginals.weights, model.marginals.total
+        self.model, self.quadratic, self.has_slack_points = model, quadratic, total is not None
+        self.has_free_rows = total is None and row < math.inf
+        if total is not None:  # one more row and column take what is left
+            rows, columns = ((side.sum() - total).clamp_min(0.0)[None] for side in (q, p))
+            p, q = torch.cat((p, rows)), torch.cat((q, columns))
+        elif self.has_free_rows:
+            p, q = q, p
+        super().__init__(None, p, q, exact=exact, free=total is None and min(row, column) < math.inf)
 
     @cached_property
     def linear(self) -> Tensor | None:
@@ -74,34 +80,6 @@ class ModelForm:
             longest = min(len(self.model.p), len(self.model.q)) - 1.0
             given = FactoredCost.weighted_sum([given, self.model.penalty.to(torch.float64)], [1.0, longest])
         return given.rows(slice(None))
-
-    @property
-    def has_slack_points(self) -> bool:
-        """Whether one more row and column take what is left."""
-        return self.model.marginals.total is not None
-
-    @property
-    def has_free_side(self) -> bool:
-        """Whether one side is free."""
-        return min(self.model.marginals.weights) < math.inf
-
-    @property
-    def has_free_rows(self) -> bool:
-        """Whether it is the rows that are free."""
-        return self.model.marginals.weights[0] < math.inf
-
-    def make_polytope(self, exact: bool, rough: bool = False) -> Polytope:
-        """Those of the form, see `torchgw.solvers.conditional_gradient.TransportPlans`."""
-        return FreeColumns(*self.masses) if self.has_free_side else TransportPlans(*self.masses, exact, rough)
-
-    @cached_property
-    def masses(self) -> tuple[Tensor, Tensor]:
-        """Of the form's rows and columns."""
-        (p, q), total = self.model.masses, self.model.marginals.total
-        if total is None:
-            return (q, p) if self.has_free_rows else (p, q)
-        rows, columns = ((side.sum() - total).clamp_min(0.0)[None] for side in (q, p))
-        return torch.cat((p, rows)), torch.cat((q, columns))
 
     def extend(self, plan: Tensor) -> Tensor:
         """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
@@ -121,35 +99,32 @@ class ModelForm:
 
     def extend_duals(self, dual: Tensor) -> Tensor:
         """Potentials of the form's columns, from column potentials (K,) of a linear problem of the model."""
-        if self.has_free_side:
-            return torch.zeros_like(self.masses[1])
+        if self.free:
+            return torch.zeros_like(self.q)
         dual = dual * float(self.model.weight(1.0))
         return torch.cat((dual, dual.amax()[None])) if self.has_slack_points else dual
 
     def restrict_duals(self, duals: Tensor) -> Tensor:
         """Column potentials (K,) of the model's linear problem, from those of the form's columns."""
-        if self.has_free_side:
+        if self.free:
             return torch.zeros_like(self.model.q)
         return duals[: len(self.model.q)] / float(self.model.weight(1.0))
 
-    def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
-        """C(T) (stored) of one of the form's plans."""
-        plan = self._restrict_coupling(coupling)
-        rows, columns = plan.marginal(1).to(p), plan.marginal(0).to(p)
-        exact = self.exact(plan, rows, None if self.model.has_hard_marginals else columns)
-        cost = exact.rows(slice(None)) * self.model.alpha
+    def linearise(self, plan: Tensor | SparseCoupling) -> Tensor:
+        stands = self._restrict_coupling(plan)
+        rows, columns = stands.marginal(1).to(self.p), stands.marginal(0).to(self.p)
+        cost = self.quadratic(stands, rows, None if self.model.has_hard_marginals else columns).rows(slice(None))
+        cost = cost * self.model.alpha
         if self.linear is not None:
             cost += self.linear / 2
-        return FactoredCost.from_matrix(self._pad_costs(cost).add_(self._constant(plan)))
+        return self._pad_costs(cost).add_(self._constant(stands))
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
-        """C(S) - C(T) (N, K) of two of the form's plans, the first of few entries, from C(T)."""
-        corner, stands = self._restrict_coupling(vertex), DenseCoupling(self.restrict(plan))
+        corner, stands, exact = self._restrict_coupling(vertex), DenseCoupling(self.restrict(plan)), self.quadratic
         assert isinstance(corner, SparseCoupling)
-        exact = self.exact
-        found = exact.cross(corner, stands.plan) if isinstance(exact, MatchingGradient) else None
+        found = exact.change_by_rows(corner, stands.plan)
         if found is None:
-            return self(vertex, self.masses[0]).rows(slice(None)).sub_(cost)
+            return self.linearise(vertex).sub_(cost)
         if not self.model.has_hard_marginals:
             rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
             a, b = exact.means(rows, columns)
@@ -165,7 +140,7 @@ class ModelForm:
             found = plan.mass @ self.linear[plan.row, plan.column]
         else:
             found = (plan.plan * self.linear).sum()
-        return float(found) / (2 * float(self.masses[0].sum()))
+        return float(found) / (2 * float(self.p.sum()))
 
     def _pad_costs(self, cost: Tensor) -> Tensor:
         """Costs (N, K) as those of the form's plans."""
@@ -176,10 +151,10 @@ class ModelForm:
         cost[-1, -1] = APART * largest
         return cost
 
-    def _restrict_coupling(self, coupling: Coupling) -> DenseCoupling | SparseCoupling:
+    def _restrict_coupling(self, plan: Tensor | SparseCoupling) -> DenseCoupling | SparseCoupling:
         """The plan (N, K) of few entries where that of the form has few."""
+        if not isinstance(plan, SparseCoupling):
+            return DenseCoupling(self.restrict(plan))
         n, k = len(self.model.p), len(self.model.q)
-        if not isinstance(coupling, SparseCoupling):
-            return DenseCoupling(self.restrict(coupling.to_dense()))
-        matrix = coupling.matrix.T.tocsr() if self.has_free_rows else coupling.matrix[:n, :k]
-        return SparseCoupling.of(matrix, coupling.device)
+        matrix = plan.matrix.T.tocsr() if self.has_free_rows else plan.matrix[:n, :k]
+        return SparseCoupling.of(matrix, plan.device)

@@ -95,7 +95,7 @@ def assign_sparse(W: Any) -> Assignment:
         return Assignment(nothing, nothing, np.empty(0), 0.0)
     # The smallest numbers have no room for prices.
     cost = SparseCost(csr_array((W.data / W.data.max(), W.indices, W.indptr), shape=W.shape))
-    row, column = match_entries(cost, np.zeros(W.shape[1]), cost.every)
+    row, column = match_entries(cost, np.zeros(W.shape[1]), union(cost.slack, cost.positions(cost.W)))
     mass = np.asarray(W[row, column]).ravel()
     return Assignment(row, column, mass, float(mass.sum()))
 

@@ -75,7 +75,7 @@ def solve_by_sampling(
     """
     stopping, history, epsilon, few = options.stopping, History(), model.epsilon, options.sinkhorn
     few = replace(few, tol=LOOP_TOLERANCE * few.tol, relaxation=1.0, exact_max_iter=max(few.max_iter, 2))
-    inner = StoredSolver(kernel, model, few)
+    inner = StoredSolver(kernel, model, few, rounded=False)
     annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
     row = model.p.to(start.f.dtype)
 

@@ -44,7 +44,6 @@ from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Weights
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sparse import SparseObjective
 from torchgw.objective.value import Objective, objective
@@ -92,7 +91,8 @@ def soften(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float
     """
     device, mass = coupling.device, math.exp(model.log_mass_scale)
     plan = to_cpu_double(coupling).times(1 / mass)
-    if isinstance(plan, SparseCoupling) and isinstance(coupling, SparseCoupling) and all(map(_is_sparse, spaces)):
+    few = all(isinstance(space, AdjacencyDistances) and space.sparse for space in spaces)
+    if few and isinstance(plan, SparseCoupling) and isinstance(coupling, SparseCoupling):
         found = _soften_entries(plan, spaces, epsilon)
     else:
         found = _soften_all_pairs(plan, spaces, model, epsilon, max_memory)
@@ -132,47 +132,46 @@ def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[Factored
     """The linearised cost at a plan of about mass one, of which marginals that stay are no part; and its row (N,) and
     column (K,) terms where D_X T D_Y is not centred."""
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
-    weights, linear = Weights.of(model.alpha, model.beta, float(rows.sum())), model.linear(torch.float64)
+    weights, linear = Weights.of(model, float(rows.sum())), model.linear(torch.float64)
     if model.alpha == 0:
         assert linear is not None
         cost = linear.times(weights.linear)
         return cost, cost.a, cost.b
     exact = ExactGradient(*spaces, rows, columns, model.loss)
-    raw = (MatchingGradient.of(exact) or exact)(plan, rows)
+    raw = exact(plan, rows)
     cost = weights.combine_costs(raw, linear)
     return cost, cost.a + weights.quadratic * (exact.a - raw.a), cost.b + weights.quadratic * (exact.b - raw.b)
 
 
 def epsilon_of(cost: FactoredCost, plan: BlockCoupling) -> float:
     """The default epsilon of a plan without entropy, from its cost."""
-    r, c = (plan.marginal(axis).to(cost.a) for axis in (1, 0))
+    sums = [torch.linalg.vecdot(side.U, plan.apply(side.V, axis)) for side, axis in ((cost, 1), (cost.T, 0))]
+    if cost.extra is not None:
+        products = cost.extra.new_empty(plan.shape)
+        for where, block in plan.blocks():
+            products[where] = block.to(cost.extra) * cost.extra[where]
+        sums = [found - products.sum(axis) / 2 for found, axis in zip(sums, (1, 0), strict=True)]
+
+    def multiply(share: Tensor, axis: int) -> Tensor:
+        side = cost if axis == 1 else cost.T
+        found = side.U @ (share @ side.V)
+        return found if side.extra is None else found - side.extra @ share / 2
+
+    return _epsilon_from_products(plan, (cost.a, cost.b), multiply, sums)
+
+
+def _epsilon_from_products(
+    plan: BlockCoupling, terms: tuple[Tensor, Tensor], multiply: Callable[[Tensor, int], Tensor], sums: list[Tensor]
+) -> float:
+    """The default epsilon for a cost a_i + b_j - 2 W_ij of these ``terms``, from products of W with vectors and the row
+    (N,) and column (K,) sums of W T."""
     spreads = []
-    for side, axis, own, other in ((cost, 1, r, c), (cost.T, 0, c, r)):
-        share = other / other.sum()
-        means = side.a + side.b @ share - 2 * (side.U @ (share @ side.V))
-        paid = side.a * own + plan.apply(side.b, axis) - 2 * torch.linalg.vecdot(side.U, plan.apply(side.V, axis))
-        if cost.extra is not None:
-            assert side.extra is not None
-            means, paid = means + side.extra @ share, paid + _sum_products(cost.extra, plan, axis)
-        spreads.append(_spreads(means, paid, own))
-    return _epsilon_from_spreads(*spreads)
-
-
-def _sum_products(extra: Tensor, plan: BlockCoupling, axis: int) -> Tensor:
-    """Sums over ``axis`` of a stored cost (N, K) times the plan."""
-    found = extra.new_zeros(plan.shape)
-    for where, block in plan.blocks():
-        found[where] = block.to(extra) * extra[where]
-    return found.sum(axis)
-
-
-def _spreads(means: Tensor, paid: Tensor, mass: Tensor) -> Tensor:
-    """The spreads (n,) of the points with mass, from their mean costs and what they pay."""
-    return (means - paid / mass)[mass > 0]
-
-
-def _epsilon_from_spreads(*spreads: Tensor) -> float:
-    """The epsilon of spreads of source and target points."""
+    for axis, own, other, paid in ((1, *terms, sums[0]), (0, *terms[::-1], sums[1])):
+        mass, share = plan.marginal(axis).to(own), plan.marginal(1 - axis).to(own)
+        share = share / share.sum()
+        means = own + other @ share - 2 * multiply(share, axis)
+        paid = own * mass + plan.apply(other, axis) - 2 * paid
+        spreads.append((means - paid / mass)[mass > 0])
     every = torch.cat(spreads)
     largest = float(every.abs().max())
     return SHARE * max(float(every.median()), torch.finfo(every.dtype).eps * largest) or SHARE
@@ -240,10 +239,6 @@ def _solve_by_cooling(
     return state._replace(f=state.f.double() + total.log2(), g=state.g.double())
 
 
-def _is_sparse(space: DistanceProvider) -> bool:
-    return isinstance(space, AdjacencyDistances) and space.sparse
-
-
 class EntryScore:
     """A score (N, K) on few entries (m,), and of no other pair, as the loop reads it (`torchgw.types.Softmins`)."""
 
@@ -276,18 +271,13 @@ def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None)
     rows, columns, problem = plan.marginal(1), plan.marginal(0), _sparse_objective(plan, spaces)
     T, W = plan.matrix, problem.cross(plan.matrix)
     if epsilon is None:
-        sides = (problem.a, problem.b, rows, columns, W, T), (problem.b, problem.a, columns, rows, W.T, T.T)
-        spreads = []
-        for a, b, own, other, cross, matrix in sides:
-            share = (other / other.sum()).numpy()
-            means, paid = a + b @ share - 2 * (cross @ share), a * own.numpy() + matrix @ b
-            paid -= 2 * np.asarray(cross.multiply(matrix).sum(1)).ravel()
-            spreads.append(_spreads(torch.from_numpy(means), torch.from_numpy(paid), own))
-        epsilon = _epsilon_from_spreads(*spreads)
-    pattern = W.copy(), T.copy()
-    for matrix in pattern:
-        matrix.data[:] = 1.0
-    both = SparseCoupling.of((pattern[0] + pattern[1]).tocsr(), rows.device)
+        terms, products = (torch.from_numpy(problem.a), torch.from_numpy(problem.b)), W.multiply(T)
+        sums = [torch.from_numpy(np.asarray(products.sum(axis)).ravel()) for axis in (1, 0)]
+        turned = W.T, W
+        epsilon = _epsilon_from_products(
+            plan, terms, lambda share, axis: torch.from_numpy(turned[axis] @ share.numpy()), sums
+        )
+    both = SparseCoupling.of((abs(W) + abs(T)).tocsr(), rows.device)
     row, column = both.row, both.column
     values = torch.from_numpy(np.array(W[row.numpy().copy(), column.numpy().copy()])) * (2 * LOG2E)
 

@@ -1,29 +1,39 @@
-"""The quadratic program between two sparse matrices, on plans of few entries.
+"""Quadratic programs over plans of few entries: of spaces with factors, and of sparse matrices.
+
+A plan has the entries of the vertices that it is made of, see `torchgw.solvers.conditional_gradient`; nothing of the
+size N K is stored, and the dual potentials of `torchgw.solvers.linear_oracle` prove gaps over all pairs. With factors,
+
+    C(T) = a 1^T + 1 b^T - 2 F (diag(s) F^T T G diag(t)) G^T,
+
+and the first vertex replaces the plan that led to it. Between sparse matrices,
 
     W = D_X T D_Y,    C(T) = a 1^T + 1 b^T - 2 W,
 
-for the steps of `torchgw.solvers.conditional_gradient` between the plans of `torchgw.solvers.linear_oracle`. W
-(N, K) has few entries, and stands for the cost: a plan is worth what it has on those, and the rest of its mass may stay
-away, and is put together in order. With potentials f, g >= 0 and f_i + g_j >= W_ij on all entries, no plan is worth
-more than p . f + q . g, so the gap is known over all N K pairs.
+W (N, K) has few entries, and stands for the cost: a plan is worth what it has on those, and the rest of its mass may
+stay away, and is put together in order. With potentials f, g >= 0 and f_i + g_j >= W_ij on all entries, no plan is
+worth more than p . f + q . g.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import entry_rows, select_entries
+from torchgw.linalg.sparse_entries import entry_rows, row_maxima, select_entries
+from torchgw.objective.bounds import dual_bound
+from torchgw.objective.linearise import Gradient
 from torchgw.objective.sparse import SparseObjective
-from torchgw.solvers.conditional_gradient import DescentState, VertexResult, conditional_gradient
+from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.conditional_gradient import DescentState, Vertex, conditional_gradient, solve_linear
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import equal_masses, repair_marginals, solve_transport
-from torchgw.solvers.transport_costs import SparseCost, union
+from torchgw.solvers.linear_oracle import equal_masses, repair_marginals, solve_transport, uses_flows
+from torchgw.solvers.transport_costs import Order, SparseCost, TiledCost, union
 from torchgw.types import Array
 
 ASSIGNED = 0.01  # of the progress that is asked for: assignments take little time
@@ -31,57 +41,122 @@ ROUNDS = 2  # of a linear program
 NEGLIGIBLE = 1e-14  # of a point's mass
 HOST = torch.device("cpu")
 
+CostT = TypeVar("CostT")
+FactoredState: TypeAlias = DescentState[SparseCoupling, FactoredCost]
 
-class SparseProgram:
+
+class FewEntries(Generic[CostT]):
+    """What both programs do alike, between masses p (N,), q (K,)."""
+
+    def __init__(self, p: Tensor, q: Tensor) -> None:
+        self.p, self.q = p, q
+        self.masses = p.cpu().numpy(), q.cpu().numpy()
+
+    def linearise(self, plan: SparseCoupling) -> CostT:
+        raise NotImplementedError
+
+    def change(self, vertex: SparseCoupling, plan: SparseCoupling, cost: CostT) -> CostT:
+        return self.linearise(SparseCoupling.of((vertex.matrix - plan.matrix).tocsr(), plan.device))
+
+    def mix(
+        self, state: DescentState[SparseCoupling, CostT], vertex: SparseCoupling, change: CostT, length: float
+    ) -> tuple[SparseCoupling, CostT]:
+        if length < 1:
+            T = state.plan.matrix  # in this form, entries that both have stay as they are, and ties stay ties
+            mixed = (T + length * (vertex.matrix - T)).tocsr()
+            mixed = select_entries(mixed, mixed.data > NEGLIGIBLE * self.masses[0][entry_rows(mixed)])
+            vertex = SparseCoupling.of(repair_marginals(mixed, *self.masses), vertex.device)
+        return vertex, self.linearise(vertex)
+
+
+class FactoredProgram(FewEntries[FactoredCost]):
+    """A pass over pairs and a linear program a step, O((N + K) r) memory. Where linear programs are flows, their
+    vertices are the best of the entries that they have, and not of all.
+
+    gradient : C(T) of a plan between spaces with factors, in float64.
+    order : in which points that are neighbours are alike.
+    p, q : masses (N,), (K,), all positive.
+    """
+
+    def __init__(self, gradient: Gradient, order: Order, p: Tensor, q: Tensor) -> None:
+        super().__init__(p, q)
+        self.gradient, self.order = gradient, order
+        self.ignores_pricing = uses_flows(len(p), len(q))  # flows take seconds, rounds of them minutes
+
+    def descend_from_vertex(
+        self, cost: FactoredCost, dual: Tensor, feasible: Array, loop: Loop
+    ) -> tuple[FactoredState, Status]:
+        """Where conditional gradients lead from a vertex of little cost, and why they end.
+
+        Parameters
+        ----------
+        cost, dual : of its linear problem, and column potentials (K,) near its own.
+        feasible : flat positions of entries on which a plan lives.
+        loop : see `torchgw.solvers.conditional_gradient`.
+
+        Raises
+        ------
+        TransportError
+            Where that problem is not solved.
+        """
+        nowhere = DescentState(plan=None, cost=None, dual=dual, value=0.0)
+        plan, dual, basis = solve_linear(TiledCost.of(cost, self.order), nowhere, self.p, self.q, False, feasible)
+        return conditional_gradient(self, plan, dual, loop, basis=basis)
+
+    def linearise(self, plan: SparseCoupling) -> FactoredCost:
+        return self.gradient(plan, self.p)
+
+    def inner(self, cost: FactoredCost, plan: SparseCoupling) -> Tensor:
+        i, j = plan.row, plan.column
+        costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
+        return torch.dot(plan.mass, costs)
+
+    def vertex(self, state: FactoredState, priced: bool) -> Vertex:
+        entries = (state.plan.row * state.plan.shape[1] + state.plan.column).cpu().numpy()
+        cost, priced = TiledCost.of(state.cost, self.order), priced and not self.ignores_pricing
+        return solve_linear(cost, state, self.p, self.q, priced, entries)
+
+    def bound(self, state: FactoredState) -> tuple[Tensor, Tensor]:
+        dual, row = state.dual, transform_potentials(state.cost, self.order, state.dual)
+        if self.ignores_pricing:  # a flow's potentials are those of its own entries
+            dual = transform_potentials(state.cost.T, self.order.transpose, row)
+        return dual_bound(row, dual, self.p, self.q), dual
+
+
+def transform_potentials(cost: FactoredCost, order: Order, dual: Tensor) -> Tensor:
+    """The c-transform (N,) of column potentials (K,)."""
+    return torch.from_numpy(TiledCost.of(cost, order).c_transform(dual.cpu().numpy())[0]).to(dual)
+
+
+class SparseProgram(FewEntries[Any]):
     """The objective over the plans of its marginals, on the host; its costs are W, SciPy CSR arrays (N, K)."""
 
     ignores_pricing = True
 
     def __init__(self, objective: SparseObjective) -> None:
-        self.objective, self.p, self.q = objective, objective.p, objective.q
-        self.equal = equal_masses(self.p, self.q)
+        super().__init__(torch.from_numpy(objective.p), torch.from_numpy(objective.q))
+        self.objective = objective
 
     def linearise(self, plan: SparseCoupling) -> Any:
         return self.objective.cross(plan.matrix)
 
-    def change(self, vertex: SparseCoupling, plan: SparseCoupling, cost: Any) -> Any:
-        return self.objective.cross(vertex.matrix - plan.matrix)
+    def inner(self, cost: Any, plan: SparseCoupling) -> Tensor:
+        return torch.tensor(self.objective.value(cost, plan.matrix), dtype=torch.float64)
 
-    def inner(self, cost: Any, plan: SparseCoupling) -> float:
-        return self.objective.value(cost, plan.matrix)
-
-    def vertex(self, state: DescentState[SparseCoupling, Any], priced: bool) -> VertexResult:
-        price = self._price(state.dual)
-        best, price, most = find_best_plan(state.cost, state.plan.matrix, self.p, self.q, price)
-        plan = SparseCoupling.of(repair_marginals(best, self.p, self.q), HOST)
-        return VertexResult(plan, self._dual(price), bound=self._lowest(most))
+    def vertex(self, state: DescentState[SparseCoupling, Any], priced: bool) -> Vertex:
+        best, price = find_best_plan(state.cost, state.plan.matrix, *self.masses, self._price(state.dual))
+        plan = SparseCoupling.of(repair_marginals(best, *self.masses), HOST)
+        return plan, torch.from_numpy(self.objective.b - 2 * price), None
 
     def bound(self, state: DescentState[SparseCoupling, Any]) -> tuple[Tensor, Tensor]:
-        most = dual_bound(state.cost, self._price(state.dual), self.p, self.q)
-        return torch.tensor(self._lowest(most), dtype=torch.float64), state.dual
-
-    def mix(
-        self, state: DescentState[SparseCoupling, Any], vertex: SparseCoupling, change: Any, length: float
-    ) -> tuple[SparseCoupling, Any]:
-        if length < 1:
-            T = state.plan.matrix  # in this form, entries that both have stay as they are, and ties stay ties
-            mixed = (T + length * (vertex.matrix - T)).tocsr()
-            mixed = select_entries(mixed, mixed.data > NEGLIGIBLE * self.p[entry_rows(mixed)])
-            vertex = SparseCoupling.of(repair_marginals(mixed, self.p, self.q), HOST)
-        return vertex, self.linearise(vertex)
+        most = bound_worth(state.cost, self._price(state.dual), *self.masses)
+        lowest = self.objective.constant - 2 * most
+        return torch.tensor(lowest, dtype=torch.float64), state.dual
 
     def _price(self, dual: Tensor) -> Array:
         """What columns (K,) are worth in the units of W, from potentials in those of C."""
         found: Array = ((self.objective.b - dual.numpy()) / 2).clip(min=0.0)
         return found
-
-    def _dual(self, price: Array) -> Tensor:
-        """The reverse."""
-        return torch.from_numpy(self.objective.b - 2 * price)
-
-    def _lowest(self, most: float) -> float:
-        """What every plan costs at least, where none is worth more than ``most``."""
-        return float(self.objective.a @ self.p + self.objective.b @ self.q) - 2 * most
 
 
 def descend_sparsely(
@@ -94,13 +169,12 @@ def descend_sparsely(
     """
     program = SparseProgram(objective)
     plan = SparseCoupling.of(repair_marginals(start, objective.p, objective.q), HOST)
-    progress *= ASSIGNED if program.equal else 1.0
+    progress *= ASSIGNED if equal_masses(*program.masses) else 1.0
     return conditional_gradient(program, plan, torch.from_numpy(objective.b), loop, progress=progress)
 
 
-def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[Any, Array, float]:
-    """A plan (N, K) with marginals of at most p, q that is best on the entries of W, column potentials (K,), and what
-    no plan is worth more than by these.
+def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[Any, Array]:
+    """A plan (N, K) with marginals of at most p, q that is best on the entries of W, and column potentials (K,).
 
     ``price`` (K,) are potentials to choose entries by; those of the plan T are among them.
     """
@@ -108,17 +182,10 @@ def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[An
     cost, T = SparseCost(W), T.multiply(W).tocsr()
     masses = np.append(p, q.sum()), np.append(q, p.sum())
     vertex = solve_transport(cost, *masses, np.append(-price, 0.0), union(cost.slack, cost.positions(T)), ROUNDS)
-    found = (-vertex.duals[1][:-1] - vertex.duals[0][-1]).clip(min=0.0)
-    return vertex.plan[:n, :k], found, dual_bound(W, found, p, q)
+    return vertex.plan[:n, :k], (-vertex.duals[1][:-1] - vertex.duals[0][-1]).clip(min=0.0)
 
 
-def row_potentials(W: Any, price: Array) -> Array:
-    """The least f (N,) >= 0 with f_i + price_j >= W_ij on all entries."""
-    found = np.zeros(W.shape[0])
-    np.maximum.at(found, entry_rows(W), W.data - price[W.indices])
-    return found
-
-
-def dual_bound(W: Any, price: Array, p: Array, q: Array) -> float:
-    """What no plan is worth more than, by potentials of the columns ``price`` (K,) >= 0."""
-    return float(p @ row_potentials(W, price) + q @ price)
+def bound_worth(W: Any, price: Array, p: Array, q: Array) -> float:
+    """What no plan is worth more than, by potentials of the columns ``price`` (K,) >= 0 and the least of the rows."""
+    reduced = csr_array((W.data - price[W.indices], W.indices, W.indptr), shape=W.shape)
+    return float(p @ row_maxima(reduced).clip(min=0.0) + q @ price)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -40,30 +40,6 @@ BLOCK_ROWS = 64
 TILE, ROW_TILES = 64, 32  # points of a tile, row tiles that are looked at together
 NEAREST = 4  # column tiles that say how cheap the cheapest entry of a row is
 ROUNDING = 1e-14  # of the largest numbers that bounds are sums of
-
-
-class TransportCost(Protocol):
-    """C (N, K), of which few entries are looked at.
-
-    has_slack : whether the last row and column take what stays away, at no cost.
-    """
-
-    has_slack: bool
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, K)."""
-
-    def at(self, entries: Array, dual: Array) -> Array:
-        """C - b of entries (m,), flat positions, under column potentials (K,)."""
-
-    def cheapest(self, dual: Array) -> Array:
-        """Flat positions, ascending, of the entries that are cheapest under column potentials (K,) and their
-        c-transform: about `CANDIDATES` times as many as points."""
-
-    def below(self, duals: tuple[Array, Array], limit: float) -> Array:
-        """Flat positions, ascending, of the entries that cost at most a limit more than potentials (N,), (K,); where
-        these are very many, the cheapest."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +99,10 @@ class DenseCost:
         return found
 
 
-def reduce_costs(C: Array, dual: Array, out: Array | None = None) -> Array:
+def reduce_costs(C: Array, dual: Array) -> Array:
     """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
     that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
-    room = None if out is None else torch.from_numpy(out)
-    reduced = torch.sub(torch.from_numpy(C), torch.from_numpy(dual), out=room)
+    reduced = torch.from_numpy(C) - torch.from_numpy(dual)
     for where in blocks(len(C), BLOCK_ROWS):
         reduced[where] -= reduced[where].amin(1, keepdim=True)
     return reduced.numpy()
@@ -187,11 +162,6 @@ class SparseCost:
         """Flat positions, ascending, of the entries that cost nothing."""
         n, k = self.W.shape
         return np.concatenate((np.arange(n) * (k + 1) + k, n * (k + 1) + np.arange(k + 1)))
-
-    @property
-    def every(self) -> Array:
-        """Flat positions, ascending, of all entries."""
-        return union(self.slack, self.positions(self.W))
 
     def positions(self, W: Any) -> Array:
         """Flat positions of the entries of a matrix (N, K)."""
@@ -333,6 +303,18 @@ class TiledCost:
         found = [float(side.abs().max()) for side in (self.cost.a, self.cost.b, *terms)]
         found.append(2 * math.prod(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)))
         return max(found)
+
+
+TransportCost: TypeAlias = DenseCost | SparseCost | TiledCost
+"""C (N, K), of which few entries are looked at. Flat positions of entries are ascending.
+
+    has_slack               whether the last row and column take what stays away, at no cost
+    shape                   (N, K)
+    at(entries, dual)       C - b of entries (m,) under column potentials (K,)
+    cheapest(dual)          the entries that are cheapest under column potentials (K,) and their c-transform: about
+                            `CANDIDATES` times as many as points
+    below(duals, limit)     those that cost at most a limit more than potentials (N,), (K,); of very many the cheapest
+"""
 
 
 def _augment_rows(U: Tensor, alpha: Tensor | None = None) -> Tensor:

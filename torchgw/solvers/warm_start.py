@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.potential import PotentialCoupling
-from torchgw.kernels import LN2
 from torchgw.kernels.logsumexp import flush_small
-from torchgw.kernels.softmin_stream.reference import softmin
+from torchgw.kernels.softmin_dense import reference as softmin_dense
+from torchgw.kernels.softmin_stream import reference as softmin_stream
 from torchgw.objective.linearise import Gradient, linearise
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import Anchors, sampled_cost
@@ -44,14 +44,6 @@ class WarmStart:
         cost = None if self.cost is None else self.cost.to(dtype)
         return replace(self, cost=cost, f=self.f.to(dtype), g=self.g.to(dtype))
 
-    def adapt(
-        self, cost: FactoredCost, epsilon: float, model: Model
-    ) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
-        """A cost centred, the row (N,) and column (K,) terms that this takes off its score, and the potentials (N,),
-        (K,) as warm ones of it at ``epsilon``."""
-        assert self.epsilon is not None
-        return adapt_potentials(cost, self.f, self.g, self.epsilon / epsilon, epsilon, model.logs)
-
     def column_dual(self, q: Tensor) -> Tensor:
         """Column potentials (K,) of the linear problem in units of cost, float64; q (K,) are the masses."""
         assert self.cost is not None
@@ -59,32 +51,36 @@ class WarmStart:
         return self.cost.column_dual(self.g, q, self.epsilon).to(torch.float64)
 
     def coupling(self) -> PotentialCoupling | DenseCoupling:
-        """The plan these potentials stand for under the cost; without a cost, 2^(f + g)."""
+        """The plan these potentials stand for under the cost, stored where this has a stored part; without a cost,
+        2^(f + g)."""
         if self.cost is None or self.epsilon is None:
             return PotentialCoupling(self.f.new_zeros(len(self.f), 1), self.g.new_zeros(len(self.g), 1), self.f, self.g)
         centred, row, column = self.cost.centre_factors(self.epsilon)
-        return coupling_of(centred, self.f + row, self.g + column, self.epsilon)
+        f, g = self.f + row, self.g + column
+        if centred.extra is None:
+            return PotentialCoupling(*centred.balanced_score(self.epsilon), f, g)
+        return DenseCoupling(flush_small(centred.stored_score(self.epsilon).add_(f[:, None]).add_(g).exp2_()))
 
     def with_row_sums(self, log_p: Tensor) -> WarmStart:
         """The start with the row sums p (N,), given as base-2 logarithms: potentials lifted one by one can stand for
-        plans of any mass, from which no anchors should be drawn. As it is without a cost, or with a stored part."""
-        if self.cost is None or self.epsilon is None or self.cost.extra is not None:
+        plans of any mass, from which no anchors should be drawn. As it is without a cost."""
+        if self.cost is None or self.epsilon is None:
             return self
         centred, row, column = self.cost.centre_factors(self.epsilon)
-        f = log_p - softmin(*centred.balanced_score(self.epsilon), self.g + column, 1)
-        return WarmStart(self.cost, f - row, self.g, self.epsilon)
+        if centred.extra is None:
+            sums = softmin_stream.softmin(*centred.balanced_score(self.epsilon), self.g + column, 1)
+        else:
+            sums = softmin_dense.softmin(centred.stored_score(self.epsilon), self.g + column, 1)
+        return WarmStart(self.cost, log_p - sums - row, self.g, self.epsilon)
 
     def dense_plan(self, model: Model) -> Tensor:
         """The plan (N, K) of the potentials of one side, with the masses of the other where these are hard, or the
         smaller ones: both sides' may overflow where they were lifted one by one."""
         assert self.cost is not None
-        assert self.epsilon is not None
         part = model.marginals.total is not None and float(model.q.sum()) < float(model.p.sum())
         turned = part or model.marginals.weights[0] < math.inf
-        cost, g, mass = (self.cost.T, self.f, model.q) if turned else (self.cost, self.g, model.p)
-        centred, _, column = cost.centre_factors(self.epsilon)
-        exponent = centred.stored_score(self.epsilon).add_(g + column).mul_(LN2)
-        plan = exponent.softmax(1).mul_(mass[:, None])
+        start = WarmStart(self.cost.T, self.g, self.f, self.epsilon) if turned else self
+        plan = start.with_row_sums(model.logs[turned].to(self.f)).coupling().to_dense()
         return plan.T if turned else plan
 
 
@@ -96,22 +92,12 @@ def adapt_potentials(
     epsilon: float | Tensor,
     logs: tuple[Tensor, Tensor],
 ) -> tuple[FactoredCost, Tensor, Tensor, Tensor, Tensor]:
-    """`WarmStart.adapt` of potentials of ``ratio`` times this epsilon, with the base-2 logarithms of the masses."""
+    """A cost centred, the row (N,) and column (K,) terms that this takes off its score, and potentials (N,), (K,) of
+    ``ratio`` times this epsilon as warm ones of it, with the base-2 logarithms of the masses."""
     centred, row, column = cost.centre_factors(epsilon)
     f, g = (rescale(side, log, ratio) for side, log in zip((f, g), logs, strict=True))
     f, g = torch._foreach_add((f, g), (row, column))
     return centred, row, column, f, g
-
-
-def coupling_of(
-    cost: FactoredCost, f: Tensor, g: Tensor, epsilon: float, score: Tensor | None = None
-) -> PotentialCoupling | DenseCoupling:
-    """The plan of a centred cost and its potentials, stored where the cost has a stored part, from the stored ``score``
-    (N, K) where there is one, which is kept."""
-    if cost.extra is None:
-        return PotentialCoupling(*cost.balanced_score(epsilon), f, g)
-    score = cost.stored_score(epsilon) if score is None else score
-    return DenseCoupling(flush_small((score + f[:, None]).add_(g).exp2_()))
 
 
 def product_start(log_p: Tensor, log_q: Tensor) -> WarmStart:

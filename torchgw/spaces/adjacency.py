@@ -21,7 +21,6 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.spaces.traced import DifferentiableDistances, growth_of
-from torchgw.types import Array
 
 DERIVED = ("_D", "_turned", "symmetric", "negative", "leaf")  # what files keep as the matrix, or not at all
 
@@ -64,29 +63,19 @@ class AdjacencyDistances(ScaledDistances):
         self.scale = self.largest = positive_scale(float(np.abs(entries).max(initial=0.0)))
         self.leaf = A if isinstance(A, Tensor) and A.requires_grad else None
         if issparse(matrix):  # SciPy would multiply by the inverse
-            kept = csr_array((matrix.data / self.scale, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
-            kept.eliminate_zeros()
-            self._set(kept)
-        else:
-            self._set(matrix / self.scale)
+            matrix = csr_array((matrix.data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=True)
+            matrix.data /= self.scale
+            matrix.eliminate_zeros()
+        self._set(matrix if issparse(matrix) else matrix / self.scale)
 
     def _set(self, matrix: Any) -> None:
         """Keep a scaled matrix, and its transpose where that is another sparse one."""
         turned = matrix.T.tocsr() if issparse(matrix) else matrix.T
         self.symmetric = not bool((matrix != turned).sum())
         self.negative = bool(matrix.min() < 0)
-        if not issparse(matrix):
-            self._D = torch.from_numpy(matrix)
-            self._turned = self._D if self.symmetric else self._D.T
-            return
-        self._D = sparse_tensor(matrix)
-        self._turned = self._D if self.symmetric else sparse_tensor(turned)
-
-    def __copy__(self) -> AdjacencyDistances:
-        """Not by what files keep, which comes from the host."""
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        return made
+        make = sparse_tensor if issparse(matrix) else torch.from_numpy
+        self._D = make(matrix)
+        self._turned = self._D if self.symmetric else make(turned)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in vars(self).items() if name not in DERIVED}
@@ -134,17 +123,16 @@ class AdjacencyDistances(ScaledDistances):
     @property
     def matrix(self) -> Any:
         """D (N, N) as a SciPy CSR array, where it is sparse."""
-        return _of_sparse(self._D)
+        parts = to_host(self._D.values(), self._D.col_indices(), self._D.crow_indices())
+        return csr_array(tuple(part.numpy() for part in parts), shape=tuple(self._D.shape))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> AdjacencyDistances:
-        if self.sparse:
-            return self._map_matrix(lambda matrix: matrix.to(device, dtype))
-        return self._map_matrix(lambda matrix: to_device(matrix.to(dtype), device))
+        return self._map_matrix(
+            lambda matrix: matrix.to(device, dtype) if self.sparse else to_device(matrix.to(dtype), device)
+        )
 
     def _rescale_storage(self, ratio: float) -> AdjacencyDistances:
-        return (
-            self if ratio == 1.0 else self._map_matrix(lambda matrix: _entrywise(matrix, lambda values: values * ratio))
-        )
+        return self._map_matrix(lambda matrix: _entrywise(matrix, lambda values: values * ratio))
 
     def _map_matrix(self, change: Callable[[Tensor], Tensor]) -> AdjacencyDistances:
         """A copy of the matrix and its transpose, changed alike."""
@@ -173,8 +161,7 @@ class AdjacencyDistances(ScaledDistances):
         """The scaled entries as an expression of those that were given."""
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
-        sizes = unit.abs().flatten()
-        return DifferentiableDistances(unit, growth=growth_of(sizes[sizes.argmax()]))
+        return DifferentiableDistances(unit, growth=growth_of(unit))
 
 
 def _entrywise(D: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -196,9 +183,3 @@ def _sparse(pointers: Tensor, columns: Tensor, values: Tensor, shape: tuple[int,
         about = "Sparse (CSR tensor support is in beta|invariant checks are implicitly disabled)"
         warnings.filterwarnings("ignore", about, UserWarning)
         return torch.sparse_csr_tensor(pointers, columns, values, size=shape, check_invariants=False)
-
-
-def _of_sparse(D: Tensor) -> Any:
-    """A sparse tensor as a SciPy CSR matrix."""
-    parts: tuple[Array, ...] = tuple(part.numpy() for part in to_host(D.values(), D.col_indices(), D.crow_indices()))
-    return csr_array(parts, shape=tuple(D.shape))

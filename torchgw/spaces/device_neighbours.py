@@ -69,14 +69,6 @@ def build_bytes(n: int, d: int, searches: int = MOST_SEARCHES) -> int:
     return 2 * n * count_neighbours(n) * ENTRY_BYTES + 8 * COPIES * n * d + searched
 
 
-def order_points(points: Tensor, backend: str) -> Tensor | None:
-    """An order (N,) in which points near each other come near each other, where that pays."""
-    n, d = points.shape
-    if n < ORDERED_FROM or d > TREE_DIMENSIONS:
-        return None
-    return bisect(points, n // UNIT, UNIT, backend).order
-
-
 def build_neighbour_graph(
     points: Array, graphs: GraphKernels, device: torch.device, backend: str
 ) -> tuple[CsrEdges, BuildRecord]:
@@ -93,10 +85,12 @@ def _build_edges(
     points: Tensor, unit: Tensor, k: int, graphs: GraphKernels, backend: str
 ) -> tuple[CsrEdges, DoubtfulEdges, Tensor]:
     """The graph of points (N, D) in this unit (), its edges in doubt, and what is told of it."""
-    edges, doubtful = graphs.neighbours(points, k, order_points(points, backend))
+    n, low = len(points), points.shape[1] <= TREE_DIMENSIONS
+    # In an order in which points near each other come near each other, where that pays.
+    order = bisect(points, n // UNIT, UNIT, backend).order if n >= ORDERED_FROM and low else None
+    edges, doubtful = graphs.neighbours(points, k, order)
     parts = graphs.join_parts(edges, doubtful)
-    lines = points if points.shape[1] <= TREE_DIMENSIONS else points[:, :0]  # they lead no search in many dimensions
-    graphs.decide_edges(lines, edges, doubtful, DETOUR)
+    graphs.decide_edges(points if low else points[:, :0], edges, doubtful, DETOUR)  # lines lead no search in many
     return edges, doubtful, torch.cat((parts, graphs.finish_graph(edges, doubtful, unit)))
 
 

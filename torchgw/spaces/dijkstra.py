@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,11 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import estimate_diameter, shortest_paths
 from torchgw.types import Array
 
 
-@storable
 class DijkstraDistances(ScaledDistances):
     """Exact geodesic distances on a graph, one Dijkstra search for each row not in the cache.
 
@@ -45,24 +42,13 @@ class DijkstraDistances(ScaledDistances):
     """
 
     stored = False
-    _nodes: Array | None = None  # of the graph that are points, where not all are
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
-        self._initialise(None, graph, cache_rows, name)
-
-    @classmethod
-    def between(cls, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> DijkstraDistances:
-        """Distances between some ``nodes`` (n,) of a graph, None for all; every component has one of them."""
-        made = object.__new__(cls)
-        made._initialise(nodes, graph, cache_rows, name)
-        return made
-
-    def _initialise(self, nodes: Array | None, graph: Any, cache_rows: int, name: str) -> None:
         # A copy: rows are searched long after this call, when the caller may have changed the graph.
         self._graph = validate.graph(name, graph).copy()
-        self._nodes = nodes
-        self.cache = RowCache(validate.integer("cache_rows", cache_rows, least=1))
-        largest, disconnected = estimate_diameter(self._graph, nodes)
+        self.capacity = validate.integer("cache_rows", cache_rows, least=1)
+        self.cache = OrderedDict[int, Array]()  # the rows found last, the last one used at the end
+        largest, disconnected = estimate_diameter(self._graph)
         self.scale = self.largest = positive_scale(largest)
         if disconnected:
             warn_unreachable(name)
@@ -70,12 +56,7 @@ class DijkstraDistances(ScaledDistances):
 
     @property
     def size(self) -> int:
-        return int(self._graph.shape[0]) if self._nodes is None else len(self._nodes)
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the rows asked for so far that the cache held."""
-        return self.cache.hit_rate
+        return int(self._graph.shape[0])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DijkstraDistances:
         return self._with(_device=device, _dtype=dtype)
@@ -84,61 +65,17 @@ class DijkstraDistances(ScaledDistances):
         return self._with()  # rows are divided when they are asked for
 
     def rows(self, index: Tensor) -> Tensor:
-        found = self.cache.get(
-            index.cpu().numpy(), lambda missing: fill_unreachable(self._search(missing), self.largest)
-        )
-        return torch.from_numpy(found / self.scale).to(self._device, self._dtype)  # divided while it is float64
-
-    def _search(self, sources: Array) -> Array:
-        """Distances (M, N) from some points."""
-        if self._nodes is None:
-            return shortest_paths([(self._graph, sources)])[0]
-        return shortest_paths([(self._graph, self._nodes[sources])])[0][:, self._nodes]
-
-
-@storable
-class RowCache:
-    """Least-recently-used rows, at most ``capacity`` of them between calls.
-
-    A call may ask for more rows than that: it gets them all, and only the last ``capacity`` stay.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.hits = 0
-        self.misses = 0
-        self._rows: OrderedDict[int, Array] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the rows asked for that were there, in [0, 1]; 0 before the first call."""
-        return self.hits / max(self.hits + self.misses, 1)
-
-    def __getstate__(self) -> dict[str, object]:
-        """All but the rows, which are searched again when they are needed."""
-        return {name: value for name, value in vars(self).items() if name != "_rows"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update(state)
-        self._rows = OrderedDict()
-
-    def get(self, index: Array, compute: Callable[[Array], Array]) -> Array:
-        """Rows for ``index`` (M,), repeats allowed; ``compute`` is called once for those not held."""
-        if not len(index):
-            return compute(index)
-        wanted = np.unique(index)
-        missing = np.array([i for i in wanted.tolist() if i not in self._rows], dtype=np.int64)
-        self.hits += len(index) - len(missing)
-        self.misses += len(missing)
+        wanted, place = np.unique(index.cpu().numpy(), return_inverse=True)
+        missing = np.array([i for i in wanted.tolist() if i not in self.cache], dtype=np.int64)
         if len(missing):
             # Copies, so that keeping one row does not keep the whole block alive.
-            self._rows.update((i, row.copy()) for i, row in zip(missing.tolist(), compute(missing), strict=True))
+            found = shortest_paths([(self._graph, missing)])[0]
+            self.cache.update(
+                (i, fill_unreachable(row.copy(), self.largest)) for i, row in zip(missing.tolist(), found, strict=True)
+            )
         for i in wanted.tolist():
-            self._rows.move_to_end(i)
-        out = np.stack([self._rows[i] for i in index.tolist()])
-        while len(self._rows) > self.capacity:
-            self._rows.popitem(last=False)
-        return out
+            self.cache.move_to_end(i)
+        rows = np.array([self.cache[i] for i in wanted.tolist()]).reshape(-1, self.size)[place] / self.scale
+        while len(self.cache) > self.capacity:  # a call may ask for more rows, and gets them all
+            self.cache.popitem(last=False)
+        return torch.from_numpy(rows).to(self._device, self._dtype)  # divided while it is float64

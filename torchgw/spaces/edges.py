@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_array, csr_matrix
 
 from torchgw.types import Array
 
@@ -13,21 +13,15 @@ BLOCK_PAIRS = 50_000
 
 
 def union(neighbour: Array) -> Any:
-    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1. The lists
-    are sorted in place."""
+    """The undirected edges of neighbour lists (N, k), as int8 CSR: 2 where both ends list each other, else 1."""
     n, k = neighbour.shape
-    pointer = np.arange(0, n * k + 1, k)
-    return _symmetric(csr_matrix((np.ones(n * k, dtype=np.int8), neighbour.ravel(), pointer), shape=(n, n)))
+    return symmetrise_edges(n, np.repeat(np.arange(n, dtype=neighbour.dtype), k), neighbour.ravel())
 
 
 def symmetrise_edges(n: int, source: Array, target: Array) -> Any:
     """The same for directed edges."""
     directed = csr_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(n, n))
     directed.data[:] = 1
-    return _symmetric(directed)
-
-
-def _symmetric(directed: Any) -> Any:
     directed.sort_indices()
     return directed + directed.T.tocsr()
 
@@ -56,13 +50,9 @@ def components(graph: Any) -> tuple[int, Array]:
 
 def entry_positions(graph: Any, row: Array, column: Array) -> Array:
     """Positions (m,) of the entries (row, column), all of which the graph has. O(m log k)."""
-    first: Array = graph.indptr[row].astype(np.int64)
-    last = graph.indptr[row + 1].astype(np.int64) - 1
-    while (first < last).any():
-        middle = (first + last) // 2
-        below = graph.indices[middle] < column
-        first, last = np.where(below, middle + 1, first), np.where(below, last, middle)
-    return first
+    numbered = csr_array((np.arange(graph.nnz), graph.indices, graph.indptr), shape=graph.shape)
+    found: Array = np.asarray(numbered[row, column])
+    return found
 
 
 def edge_subgraph(graph: Any, kept: Array) -> Any:
@@ -71,15 +61,11 @@ def edge_subgraph(graph: Any, kept: Array) -> Any:
     return csr_matrix((graph.data[kept], graph.indices[kept], pointer), shape=graph.shape)
 
 
-def with_edges(graph: Any, added: Any) -> Any:
-    """The graph and the edges of another one, which it must not have. O(E)."""
-    new = added.tocoo()
-    end = graph.indptr[new.row + 1]
-    pointer = graph.indptr + added.indptr
-    data, indices = np.insert(graph.data, end, new.data), np.insert(graph.indices, end, new.col)
-    larger = csr_matrix((data, indices, pointer), shape=graph.shape)
-    larger.sort_indices()
-    return larger
+def to_edges(graph: Any) -> tuple[Array, Array, Array]:
+    """Source, target and length (E,) of each undirected edge, the inverse of `from_edges`."""
+    edges = graph.tocoo()
+    once = edges.row < edges.col
+    return edges.row[once], edges.col[once], edges.data[once]
 
 
 def two_edges(graph: Any, source: Array, target: Array) -> Array:

@@ -7,6 +7,7 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,7 @@ from torchgw.types import Array
 
 EXACT_SIZE = 10_000
 N_SWEEPS = 6
+BLOCK = 512
 
 
 @storable
@@ -56,7 +58,8 @@ class EuclideanDistances(ScaledDistances):
         self.squared = validate.flag("squared", squared)
         self.leaf = points if isinstance(points, Tensor) and points.requires_grad else None
         unit = torch.from_numpy(raw)
-        found, self.furthest = furthest_pair(unit)
+        outmost = int(unit.square().sum(1).argmax())
+        found, self.furthest = furthest_pair(lambda index: distances(unit[index], unit), len(unit), start=outmost)
         spread = positive_scale(found)
         self.scale = self.largest = spread * size if found > 0 else 1.0
         if self.squared:
@@ -76,17 +79,15 @@ class EuclideanDistances(ScaledDistances):
 
     def at(self, index: Tensor) -> EuclideanDistances:
         """The points ``index`` (n,) as a space of their own; a scale that was given stays."""
-        points = self._points if self.leaf is None else self.leaf
+        if self.leaf is not None:
+            points = self.leaf
+        elif self.coordinates is not None:
+            points = validate.as_tensor(self.coordinates)
+        else:  # of files that lack them, up to a shift
+            points = self._x * (self.scale**0.5 if self.squared else self.scale)
         found = EuclideanDistances(points[index.to(points.device)], self.squared)
         found = found.with_scale(self.scale) if self.fixed else found
         return found.to(self._x.device, self._x.dtype)
-
-    @property
-    def _points(self) -> Tensor:
-        """The points as they were given; of files that lack them, up to a shift."""
-        if self.coordinates is None:
-            return self._x * (self.scale**0.5 if self.squared else self.scale)
-        return validate.as_tensor(self.coordinates)
 
     def rows(self, index: Tensor) -> Tensor:
         distance = distances(self._x[index], self._x)
@@ -144,21 +145,21 @@ def squared_factors(x: Tensor) -> tuple[Tensor, Tensor]:
     return F, signs
 
 
-def furthest_pair(x: Tensor) -> tuple[float, tuple[int, int]]:
-    """Largest distance between two rows of x and those rows, exact or by sweeps."""
-    largest, pair = 0.0, (0, 0)
-    if len(x) <= EXACT_SIZE:
-        for first in range(0, len(x), 512):
-            distance = distances(x[first : first + 512], x)
-            i, j = divmod(int(distance.argmax()), len(x))
-            if float(distance[i, j]) > largest:
-                largest, pair = float(distance[i, j]), (first + i, j)
-        return largest, pair
-    here = int(x.square().sum(1).argmax())
-    for _ in range(N_SWEEPS):
-        distance = distances(x[here : here + 1], x)[0]
-        there = int(distance.argmax())
-        if float(distance[there]) > largest:
-            largest, pair = float(distance[there]), (here, there)
-        here = there
+def furthest_pair(
+    rows: Callable[[Tensor], Tensor], n: int, stored: bool = True, start: int = 0
+) -> tuple[float, tuple[int, int]]:
+    """The largest distance between n points and a pair that attains it, from ``rows(index)`` (M, N): exact between
+    few points whose distances are ``stored``, else the largest that farthest-point sweeps find."""
+    largest, pair, index = 0.0, (0, 0), torch.tensor([start])
+    nearest = torch.full((n,), torch.inf, dtype=torch.float64)
+    exact = stored and n <= EXACT_SIZE
+    for turn in range(-(-n // BLOCK) if exact else min(N_SWEEPS, n)):
+        index = torch.arange(turn * BLOCK, min((turn + 1) * BLOCK, n)) if exact else index
+        found = rows(index)
+        i, j = divmod(int(found.argmax()), n)
+        if float(found[i, j]) > largest:
+            largest, pair = float(found[i, j]), (int(index[i]), j)
+        if not exact:
+            nearest = torch.minimum(nearest, found[0].double().cpu())
+            index = nearest.argmax()[None]
     return largest, pair

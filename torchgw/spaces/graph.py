@@ -21,8 +21,8 @@ from scipy.sparse import csr_matrix
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
-from torchgw.spaces.edges import components, edge_subgraph, entry_positions, from_edges, union, with_edges
-from torchgw.spaces.neighbours import closest, nearest
+from torchgw.spaces.edges import components, edge_subgraph, entry_positions, from_edges, to_edges, union
+from torchgw.spaces.neighbours import Search, nearest
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, measure_shrinkage, short_cuts
 from torchgw.types import Array, GraphWarning
 
@@ -142,11 +142,9 @@ def find_places(points: Array) -> tuple[Array, Array]:
 
 def add_copies(graph: Any, first: Array, place: Array) -> Any:
     """The graph of the first points at each place with all others (N,) at theirs, by edges of length zero."""
-    edges, others = graph.tocoo(), np.setdiff1d(np.arange(len(place)), first)
-    once = edges.row < edges.col
-    source = np.concatenate((first[edges.row[once]], others))
-    target = np.concatenate((first[edges.col[once]], first[place[others]]))
-    return from_edges(len(place), source, target, np.concatenate((edges.data[once], np.zeros(len(others)))))
+    (source, target, length), others = to_edges(graph), np.setdiff1d(np.arange(len(place)), first)
+    ends = np.concatenate((first[source], others)), np.concatenate((first[target], first[place[others]]))
+    return from_edges(len(place), *ends, np.concatenate((length, np.zeros(len(others)))))
 
 
 def log_short_cuts(name: str, count: int, k: int) -> None:
@@ -220,7 +218,8 @@ def _stitch(graph: Any, points: Array, label: Array) -> tuple[Any, int]:
         order = np.lexsort((distance, label))
         near = order[np.searchsorted(label[order], np.arange(n_components))]
         ends, first = np.unique(np.sort(np.stack((near, partner[near]), 1), axis=1), axis=0, return_index=True)
-        graph = with_edges(graph, from_edges(len(label), ends[:, 0], ends[:, 1], distance[near[first]]))
+        added = ends[:, 0], ends[:, 1], distance[near[first]]
+        graph = from_edges(len(label), *map(np.concatenate, zip(to_edges(graph), added, strict=True)))
         n_left, label = components(graph)
         n_edges += len(ends)
         logger.info("stitching: %d edges added, %d components left", len(ends), n_left)
@@ -234,7 +233,7 @@ def nearest_elsewhere(points: Array, label: Array) -> tuple[Array, Array]:
         side = (label >> bit) & 1 == 1
         for near, far in ((side, ~side), (~side, side)):
             near, far = np.flatnonzero(near), np.flatnonzero(far)
-            other = far[closest(points[far], points[near])]
+            other = far[Search(points[far])(points[near], 1)[:, 0]]
             found = np.linalg.norm(points[near] - points[other], axis=1)
             better = found < distance[near]
             distance[near[better]], partner[near[better]] = found[better], other[better]

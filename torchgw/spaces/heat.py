@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from torchgw import validate
 from torchgw.options import SpaceOptions
@@ -29,8 +28,6 @@ from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import neighbour_graph
 from torchgw.spaces.heat_kernel import (
     FLOOR,
-    DenseKernel,
-    SparseKernel,
     build_edge_topology,
     dense_rows,
     estimate_largest_eigenvalue,
@@ -43,13 +40,12 @@ from torchgw.spaces.heat_kernel import (
 )
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.scale import UNREACHABLE, ScaledDistances
 from torchgw.spaces.traced import DifferentiableDistances, by_landmarks, growth_of
 from torchgw.types import Array, PrecisionWarning
 
 EXACT_SIZE = 2000
 N_PROBES = 16
-BASIS_ENTRIES = 2**25
 REACH = math.sqrt(4 * math.log(1 / FLOOR))
 
 
@@ -60,7 +56,8 @@ class HeatDistances(ScaledDistances):
     ----------
     points_or_graph : points (N, D), joined by `neighbour_graph`; or a symmetric SciPy sparse graph of edge lengths.
     time : t, in squared units of length. None takes (largest path)^2 / 77, which just reaches the farthest points.
-    n_steps : Lanczos steps. None takes what exp(-t S) needs in float64, about 6 sqrt(t x largest eigenvalue).
+    n_steps : terms of the Chebyshev expansion beyond 2000 points. None takes what exp(-t S) needs in float64, about
+        6 sqrt(t x largest eigenvalue).
     n_landmarks : L of the factors above 2000 points.
     k : neighbours of each point, as for `neighbour_graph`; only for points.
     name : what the argument is called in error messages.
@@ -85,8 +82,8 @@ class HeatDistances(ScaledDistances):
 
     Notes
     -----
-    Up to 2000 points the kernel comes from a dense eigendecomposition, O(N^3). Beyond, L rows of it come from Lanczos,
-    O(L (n_steps E + n_steps^3)) without a stored basis. All in float64.
+    Up to 2000 points the kernel comes from a dense eigendecomposition, O(N^3). Beyond, L rows of it come from a
+    Chebyshev expansion, O(L n_steps E). All in float64.
     """
 
     def __init__(
@@ -109,35 +106,41 @@ class HeatDistances(ScaledDistances):
             raise ValueError(f"{self._name} must have an edge longer than zero; heat distances have no scale otherwise")
         self._edges = build_edge_topology(graph)
         self._label = torch.from_numpy(components(graph)[1].astype(np.int64))
-        self._roots = roots = self._edges.inverse_roots(_square_lengths(graph))
+        row = np.repeat(np.arange(self.size), np.diff(graph.indptr))
+        self._roots = self._edges.inverse_roots(torch.from_numpy(graph.data[graph.indices != row] ** 2))
         probes, paths = farthest_points(graph, N_PROBES)
-        all_pairs = graph.shape[0] <= EXACT_SIZE
-        kernel = DenseKernel(self._edges, roots) if all_pairs else SparseKernel(self._edges, roots, None)
-        self.dimension, default = fit_dimension_and_time(kernel, probes, paths.T)
+        self.dimension, default = fit_dimension_and_time(self._edges, self._roots, probes, paths.T)
         self.time = default if given is None else given
         self.reach = REACH * math.sqrt(self.time)
-        needed = self._count_steps(estimate_largest_eigenvalue(self._edges, roots), self.time)
-        self.n_steps = needed if self._given_steps is None else min(self._given_steps, self.size)
+        needed = steps_for(estimate_largest_eigenvalue(self._edges, self._roots), self.time * self.dimension)
+        self.n_steps = self._given_steps or needed
         if self.n_steps < needed:
             self._warn(f"n_steps = {n_steps} is below the {needed} that time = {self.time:.3g} needs; raise it")
-        if all_pairs:
-            index = np.arange(self.size)
-        else:
-            index, kernel = farthest_points(graph, n_landmarks)[0], SparseKernel(self._edges, roots, self._given_steps)
-        rows = self._distances(kernel, roots, index)
-        self._space: PrecomputedDistances | LandmarkDistances = _make_space(index, rows, self._name)
+        all_pairs = self.size <= EXACT_SIZE
+        index = np.arange(self.size) if all_pairs else farthest_points(graph, n_landmarks)[0]
+        self.landmarks = None if all_pairs else torch.from_numpy(index)
+        rows = self._distances(torch.from_numpy(index))
+        self._space: PrecomputedDistances | LandmarkDistances = (
+            PrecomputedDistances.from_checked((rows + rows.T) / 2, self._name)
+            if all_pairs
+            else LandmarkDistances.from_search(index, rows.T.copy(), self._name)
+        )
         self.scale = self.largest = self._space.scale
-        self.landmarks = getattr(self._space, "landmarks", None)
 
-    def _distances(self, kernel: DenseKernel | SparseKernel, roots: Tensor, index: Array) -> Array:
-        """Distances (M, N) from the points ``index``, infinite where there is no path."""
-        source = torch.from_numpy(index)
-        log_k = log_kernel(kernel.rows(source, self.time * self.dimension), roots, source)
-        self._log_diagonal = log_k.diagonal() if len(index) == self.size else log_diagonal(log_k, source)[0]
-        time, reach = torch.tensor(self.time, dtype=torch.float64), torch.tensor(self.reach, dtype=torch.float64)
-        found = varadhan(log_k, source, self._log_diagonal, time, reach)
+    def _log_kernel(self, roots: Tensor, index: Tensor, time: Tensor | float) -> Tensor:
+        """The rows ``index`` (M, N) of log k at a time, where masses have these inverse ``roots``."""
+        edges, scaled = self._edges.to(roots.device), time * self.dimension
+        if self.landmarks is None:
+            return log_kernel(dense_rows(edges, roots, index, scaled), roots, index)
+        return log_kernel(heat_rows(edges, roots, index, scaled, self._given_steps), roots, index)
+
+    def _distances(self, source: Tensor) -> Array:
+        """Distances (M, N) from these points, infinite where there is no path."""
+        log_k, time = self._log_kernel(self._roots, source, self.time), torch.tensor(self.time, dtype=torch.float64)
+        self._log_diagonal = log_k.diagonal() if len(source) == self.size else log_diagonal(log_k, source)[0]
+        found = varadhan(log_k, source, self._log_diagonal, time, torch.tensor(self.reach, dtype=torch.float64))
         joined = self._label[source][:, None] == self._label
-        beyond = float((found >= reach)[joined].double().mean())
+        beyond = float((found >= self.reach)[joined].double().mean())
         if beyond:
             self._warn(
                 f"{beyond:.1%} of the distances exceed the reach {self.reach:.3g} of time = {self.time:.3g}, and were "
@@ -158,7 +161,7 @@ class HeatDistances(ScaledDistances):
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
-            return DifferentiableDistances((D + D.T) / 2, growth=growth_of(D.max()))
+            return DifferentiableDistances((D + D.T) / 2, growth=growth_of(D))
         return by_landmarks(self.traced_rows(points, self.landmarks).T / self.scale, self, self.landmarks)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
@@ -194,31 +197,12 @@ class HeatDistances(ScaledDistances):
         -----
         The gradient is that of the numbers returned, once. Where they end at the reach, and between parts without a
         path, it is zero. Let sources cover the space to about sqrt(t), as `landmarks` do: k_jj of points that are far
-        from all of them follows their mean. Up to 2000 points take a dense eigendecomposition; beyond, sources run in
-        chunks, each again in the backward pass, so that one basis of at most 256 MiB is held at a time.
+        from all of them follows their mean. Up to 2000 points take a dense eigendecomposition; beyond, the backward
+        pass expands a few rows at a time once more, so that it holds at most 256 MiB of vectors.
         """
         index = self._sources(points, sources)
-        edges = self._edges.to(points.device)
-        t = _time(self.time if time is None else time, points.device)
-        roots = edges.inverse_roots(edges.square_lengths(points.double()))
-        scaled = t * self.dimension
-        if self._given_steps is None:
-            with torch.no_grad():
-                n_steps = self._count_steps(estimate_largest_eigenvalue(edges, roots), float(t))
-        else:
-            n_steps = self.n_steps
-
-        def rows(some: Tensor, roots: Tensor, scaled: Tensor) -> Tensor:
-            return heat_rows(edges, roots, some, scaled, n_steps)
-
-        parts = torch.split(index, max(1, BASIS_ENTRIES // (n_steps * self.size)))
-        if self.landmarks is None or 2 * n_steps > self.size:
-            K = dense_rows(edges, roots, index, scaled)
-        elif len(parts) == 1:
-            K = rows(index, roots, scaled)
-        else:
-            K = torch.cat([checkpoint(rows, part, roots, scaled, use_reentrant=False) for part in parts])
-        log_k = log_kernel(K, roots, index)
+        t, edges = _time(self.time if time is None else time, points.device), self._edges.to(points.device)
+        log_k = self._log_kernel(edges.inverse_roots(edges.square_lengths(points.double())), index, t)
         found = varadhan(log_k, index, self._diagonal(log_k, index), t, REACH * t.sqrt())
         label = self._label.to(points.device)
         return torch.where(label == label[index][:, None], found, UNREACHABLE * self.scale)
@@ -229,9 +213,7 @@ class HeatDistances(ScaledDistances):
         if len(torch.bincount(index).nonzero()) == self.size:
             return here
         with torch.no_grad():
-            roots = self._roots.to(log_k.device)
-            kernel = SparseKernel(self._edges.to(log_k.device), roots, self._given_steps)
-            before, near = log_diagonal(log_kernel(kernel.rows(index, self.time * self.dimension), roots, index), index)
+            before, near = log_diagonal(self._log_kernel(self._roots.to(log_k.device), index, self.time), index)
         return here + log_diagonal(log_k, index, near)[0] - before
 
     def _sources(self, points: Tensor, sources: Tensor) -> Tensor:
@@ -253,9 +235,6 @@ class HeatDistances(ScaledDistances):
             raise ValueError(f"sources must be indices in [0, {self.size}), got some in {span}")
         return sources.to(points.device, torch.int64)
 
-    def _count_steps(self, largest: float, time: float) -> int:
-        return min(steps_for(largest, time * self.dimension), self.size)
-
     def _warn(self, text: str) -> None:
         warn_caller(f"{self._name}: {text}", PrecisionWarning)
 
@@ -269,24 +248,6 @@ def _graph(value: Any, k: int | None, name: str | None) -> tuple[Any, str]:
     if k is not None:
         raise ValueError(f"k must be None where {name} is given instead of points, got {k}")
     return validate.graph(name, value), name
-
-
-def _square_lengths(graph: Any) -> Tensor:
-    """Squared lengths (E,) of the edges between different points, in the order of `build_edge_topology`."""
-    row = np.repeat(np.arange(graph.shape[0]), np.diff(graph.indptr))
-    return torch.from_numpy(graph.data[graph.indices != row] ** 2)
-
-
-def _make_space(index: Array, rows: Array, name: str) -> PrecomputedDistances | LandmarkDistances:
-    """The space of all distances, or of factors where ``rows`` (M, N) are those of landmarks."""
-    if len(index) < rows.shape[1]:
-        return LandmarkDistances.from_search(index, rows.T.copy(), name)
-    rows = (rows + rows.T) / 2
-    scale = positive_scale(float(rows.max(where=np.isfinite(rows), initial=0.0)))
-    if np.isinf(rows).any():
-        warn_unreachable(name)
-        fill_unreachable(rows, scale)
-    return PrecomputedDistances.stored_matrix(torch.from_numpy(rows / scale), scale)
 
 
 def _time(value: Tensor | float, device: torch.device) -> Tensor:

@@ -9,12 +9,14 @@ approximates the Laplacian whatever the density of the points. On a surface m_i 
 spread evenly, as by diffusion maps with alpha = 1. delta, a tenth of the median length, keeps the rates of duplicates
 finite. Distances follow from Varadhan's formula d^2 = -4 t log k with k_ij = K_ij / sqrt(m_i m_j), normalised by k_ii.
 
-Without derivatives, rows of K come from the Chebyshev expansion, in [0, s] with x = t s / 2,
+Rows of K come from the Chebyshev expansion, in [0, s] with x = t s / 2,
 
-    exp(-t S) = e^-x [I_0(x) + 2 sum_k I_k(x) T_k(1 - 2 S / s)].
+    exp(-t S) = e^-x [I_0(x) + 2 sum_k I_k(x) T_k(1 - 2 S / s)],    d I_k / dx = (I_{k-1} + I_{k+1}) / 2,
+
+and their derivatives from the recurrence of the T_k, a few rows at a time.
 
 Sources: S. Varadhan, "On the behavior of the fundamental solution of the heat equation", 1967; R. Coifman and S. Lafon,
-"Diffusion maps", 2006; H. Tal-Ezer and R. Kosloff, 1984, for the Chebyshev coefficients that give the number of steps.
+"Diffusion maps", 2006; H. Tal-Ezer and R. Kosloff, 1984, for the expansion and the number of its terms.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sums import add_by_label
 from torchgw.linalg.lanczos import lanczos
-from torchgw.linalg.matrix_functions import Exponential, as_matrix, matrix_function
+from torchgw.linalg.matrix_functions import Exponential, as_matrix
 from torchgw.runtime.autograd import refuse_double_backward
 from torchgw.spaces.adjacency import sparse_tensor
 from torchgw.types import Array
@@ -43,6 +45,7 @@ FIRST_DIMENSION = 2.0
 MARGIN = 1.2
 NEAREST_FITTED = 0.3
 JITTER = 1e-9
+BASIS_ENTRIES = 2**25
 ONCE = "heat distances have first derivatives only: differentiate them once, without create_graph=True"
 
 
@@ -121,26 +124,16 @@ class EdgeTopology:
 
 def build_edge_topology(graph: Any) -> EdgeTopology:
     """The edges of a symmetric SciPy CSR graph with some positive length."""
-    n, degree = graph.shape[0], np.diff(graph.indptr)
-    row, column = np.repeat(np.arange(n), degree), graph.indices.astype(np.int64)
-    loops = np.flatnonzero(row == column)
-    row, column = np.delete(row, loops), np.delete(column, loops)
-    lengths = np.delete(graph.data, loops)
-    return EdgeTopology(
-        torch.from_numpy(row),
-        torch.from_numpy(column),
-        _laplacian(n, row, column),
-        SHORTEST * float(np.median(lengths[lengths > 0])),
-    )
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import laplacian
 
-
-def _laplacian(n: int, row: Any, column: Any) -> Tensor:
-    from scipy.sparse import csr_matrix, diags
-
-    adjacency = csr_matrix((np.ones(len(row)), (row, column)), shape=(n, n))
-    matrix = (diags(np.bincount(row, minlength=n).astype(np.float64)) - adjacency).tocsr()
+    edges = graph.tocoo()
+    apart = edges.row != edges.col
+    row, column, lengths = edges.row[apart].astype(np.int64), edges.col[apart].astype(np.int64), edges.data[apart]
+    matrix = laplacian(csr_matrix((np.ones(len(row)), (row, column)), shape=graph.shape)).tocsr()
     matrix.sort_indices()
-    return sparse_tensor(matrix)
+    shortest = SHORTEST * float(np.median(lengths[lengths > 0]))
+    return EdgeTopology(torch.from_numpy(row), torch.from_numpy(column), sparse_tensor(matrix), shortest)
 
 
 def estimate_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
@@ -150,10 +143,10 @@ def estimate_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
 
 
 def steps_for(largest: float, time: float) -> int:
-    """Steps after which exp(-time S) v misses less than 1e-15 |v|, for eigenvalues in [0, ``largest``].
+    """Terms after which the expansion of exp(-time S) v misses less than 1e-15 |v|, of eigenvalues up to ``largest``.
 
-    The Chebyshev coefficients of the exponential are exp(-x) I_k(x) with x = time largest / 2, below
-    exp(-k^2 / (2 x + k)); where they end, Lanczos has converged. About 6 sqrt(time largest) of them.
+    Its coefficients are exp(-x) I_k(x) with x = time largest / 2, below exp(-k^2 / (2 x + k)): about
+    6 sqrt(time largest) of them count.
     """
     from scipy.special import ive
 
@@ -162,24 +155,67 @@ def steps_for(largest: float, time: float) -> int:
     return int(order[ive(order, half) < TRUNCATION][0])
 
 
-def heat_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor, n_steps: int) -> Tensor:
-    """Rows K[index] (M, N) at ``time`` (), in units of the squared length over n; by Lanczos, differentiable."""
-    V = _unit_columns(index, len(roots))
-    return matrix_function(edges.product, (roots,), V, Exponential(), n_steps, (time,)).T
+def heat_rows(
+    edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor | float, n_steps: int | None = None
+) -> Tensor:
+    """Rows K[index] (M, N) at a time in units of the squared length over n, differentiable in ``roots`` and in the time
+    once; by as many terms of the expansion as it needs, or by ``n_steps``."""
+    with torch.no_grad():
+        largest = estimate_largest_eigenvalue(edges, roots)
+    time = torch.as_tensor(time, dtype=roots.dtype, device=roots.device)
+    n_steps = n_steps or steps_for(largest, float(time.detach()))
+    found: Tensor = _Rows.apply(edges, index, largest, n_steps, roots, time)  # type: ignore[no-untyped-call]
+    return found
 
 
-def _unit_columns(index: Tensor, n: int) -> Tensor:
-    """(n, M), one at each of the indices (M,)."""
-    return torch.nn.functional.one_hot(index, n).T.to(torch.float64)
+class _Rows(torch.autograd.Function):
+    """The rows of `heat_rows`, which are expanded again for their derivatives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, edges: EdgeTopology, index: Tensor, largest: float, n_steps: int, roots: Tensor, time: Tensor
+    ) -> Tensor:
+        ctx.edges, ctx.index, ctx.numbers = edges, index, (largest, n_steps)
+        ctx.save_for_backward(roots, time)
+        return torch.cat([_expand(edges, part, largest, n_steps, roots, time) for part in parts(index, len(roots))])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        roots, time = ctx.saved_tensors
+        largest, n_steps = ctx.numbers
+        some = max(1, BASIS_ENTRIES // (2 * n_steps * len(roots)))
+        found = [torch.zeros_like(roots), torch.zeros_like(time)]
+        for part, cotangent in zip(torch.split(ctx.index, some), torch.split(grads[0].detach(), some), strict=True):
+            with torch.enable_grad():
+                leaves = roots.detach().requires_grad_(), time.detach().requires_grad_()
+                rows = _expand(ctx.edges, part, largest, n_steps, *leaves)
+            found = [
+                total + own for total, own in zip(found, torch.autograd.grad(rows, leaves, cotangent), strict=True)
+            ]
+        return None, None, None, None, *refuse_double_backward(ONCE, found, (roots, time, *grads))
 
 
-def dense_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor) -> Tensor:
-    """The same from one eigendecomposition, O(N^3), differentiable.
+def _expand(edges: EdgeTopology, index: Tensor, largest: float, n_steps: int, roots: Tensor, time: Tensor) -> Tensor:
+    """Rows K[index] (M, N) by the expansion, in torch operations."""
+    from scipy.special import ive
 
-    Where Lanczos takes nearly as many steps as there are points, its last vectors are rounding, and its adjoint with
-    them.
-    """
-    found: Tensor = _Exponential.apply(edges.dense(roots), time)  # type: ignore[no-untyped-call]
+    half = largest / 2
+    x = time * half
+    terms = torch.from_numpy(ive(np.arange(-1, n_steps + 1), float(x.detach()))).to(roots)
+    slopes = (terms[:-2] + terms[2:]) / 2 - terms[1:-1]
+    coefficients = 2 * (terms[1:-1] + slopes * (x - x.detach()))
+    before = q = torch.nn.functional.one_hot(index, len(roots)).T.to(roots.dtype)
+    total = coefficients[0] / 2 * q
+    for coefficient in coefficients[1:]:
+        image = q - edges.product((roots,), q) / half
+        before, q = q, image if before is q else 2 * image - before
+        total += coefficient * q
+    return total.T
+
+
+def dense_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor | float) -> Tensor:
+    """The same from one eigendecomposition, O(N^3), for spaces of few points."""
+    found: Tensor = _Exponential.apply(edges.dense(roots), torch.as_tensor(time, dtype=roots.dtype))  # type: ignore[no-untyped-call]
     return found[index]
 
 
@@ -218,43 +254,7 @@ def varadhan(log_k: Tensor, index: Tensor, diagonal: Tensor, time: Tensor, reach
     return torch.where(inside, torch.minimum(distance, reach), 0.0)
 
 
-class DenseKernel:
-    """All of K from one eigendecomposition of S / n, O(N^3), for spaces of few points."""
-
-    def __init__(self, edges: EdgeTopology, roots: Tensor) -> None:
-        self._values, self._vectors = torch.linalg.eigh(edges.dense(roots))
-
-    def rows(self, index: Tensor, time: float) -> Tensor:
-        found: Tensor = (self._vectors[index] * torch.exp(-time * self._values)) @ self._vectors.T
-        return found
-
-
-class SparseKernel:
-    """Rows of K, a few at a time, by the Chebyshev expansion that `steps_for` counts; without its derivative it needs
-    no basis. ``n_steps`` None takes what each time needs."""
-
-    def __init__(self, edges: EdgeTopology, roots: Tensor, n_steps: int | None) -> None:
-        self._edges, self._roots, self._n_steps = edges, roots, n_steps
-        self._largest = estimate_largest_eigenvalue(edges, roots)
-
-    def rows(self, index: Tensor, time: float) -> Tensor:
-        from scipy.special import ive
-
-        half, found = self._largest / 2, []
-        n_steps = self._n_steps or steps_for(self._largest, time)
-        coefficients = 2 * ive(np.arange(n_steps), time * half)
-        for part in parts(index, len(self._roots)):
-            before = q = _unit_columns(part, len(self._roots))
-            total = coefficients[0] / 2 * q
-            for k in range(1, n_steps):
-                image = q - self._edges.product((self._roots,), q) / half
-                before, q = q, image if k == 1 else 2 * image - before
-                total += coefficients[k] * q
-            found.append(total.T)
-        return torch.cat(found)
-
-
-def fit_dimension_and_time(kernel: DenseKernel | SparseKernel, probes: Array, paths: Array) -> tuple[float, float]:
+def fit_dimension_and_time(edges: EdgeTopology, roots: Tensor, probes: Array, paths: Array) -> tuple[float, float]:
     """The dimension n, and the time at which points as far apart as any probes are just within reach.
 
     ``paths`` (P, N) are shortest paths from the ``probes`` (P,). n makes the distances between probes agree with their
@@ -266,7 +266,7 @@ def fit_dimension_and_time(kernel: DenseKernel | SparseKernel, probes: Array, pa
     path = torch.from_numpy(np.ascontiguousarray(paths[:, probes]))
     dimension = FIRST_DIMENSION
     for _ in range(2):
-        K = kernel.rows(torch.from_numpy(probes), dimension * time)[:, probes]
+        K = heat_rows(edges, roots, torch.from_numpy(probes), dimension * time)[:, probes]
         ratio = K / (K.diagonal()[:, None] * K.diagonal()).sqrt()
         use = (ratio > FLOOR) & (ratio < 1) & (path > NEAREST_FITTED * longest) & path.isfinite()
         if not bool(use.any()):

@@ -43,12 +43,6 @@ def nearest(points: Array, k: int) -> Array:
     return found
 
 
-def closest(points: Array, queries: Array) -> Array:
-    """Index of the point closest to each query (M,)."""
-    found: Array = Search(points)(queries, 1)[:, 0]
-    return found
-
-
 def nearest_to(points: Array, queries: Array, k: int) -> tuple[Array, Array]:
     """Distances (M, k) and indices (M, k) of the k points nearest to each query, nearest first."""
     index = Search(points)(queries, min(k, len(points)))

@@ -25,7 +25,6 @@ DEVICE_KINDS = ("landmark", "checked", "precomputed")
 LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
 FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
 CHECKED_ROWS = 8  # that tell how accurate factored distances are
-ENDS = 8  # of the landmarks, searched from when the others have been: what the first of these see farthest
 
 
 class DeviceSearch:
@@ -41,22 +40,13 @@ class DeviceSearch:
 
     def __init__(self, name: str, kind: str, graph: DeviceGraph, n_landmarks: int) -> None:
         self.name, self.kind, self.graph = name, kind, graph
-        n, device, parts = graph.size, graph.pointer.device, len(graph.parts)
-        checked = centres = None
-        self.n_landmarks = n_ends = 0
+        n, device, checked, centres = graph.size, graph.pointer.device, None, None
+        self.n_landmarks = 0
         if kind != "precomputed":
-            n_ends = min(ENDS, n_landmarks // ENDS) if n_landmarks < n else 0
             checked = to_device(pick_evenly(n, CHECKED_ROWS), device) if kind == "checked" else None
-            centres = graph.centres(n_landmarks - n_ends)
-            self.n_landmarks = min(max(n_landmarks - n_ends, parts), n) + n_ends
+            centres, self.n_landmarks = graph.centres(n_landmarks), min(max(n_landmarks, len(graph.parts)), n)
         alone = graph._replace(parts=(), build_record=None)
-        found = _search_graph(alone, centres, checked, self.n_landmarks - n_ends, n_ends, parts == 1)
-        self.sources, self.rows, self._among, self._largest = found
-
-    @property
-    def landmark_rows(self) -> tuple[Tensor, Tensor]:
-        """The landmarks (L,) and the distances from them (L, N)."""
-        return self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
+        self.sources, self.rows, self._among, self._largest = _search_graph(alone, centres, checked, self.n_landmarks)
 
     def host_numbers(self) -> tuple[Tensor, Tensor, Tensor]:
         """What the host must know: the distances between landmarks, the largest one of all, and what tells how the
@@ -68,7 +58,7 @@ class DeviceSearch:
         """What the distances make, with these numbers; of landmarks in one place the first."""
         if not self.n_landmarks:
             return PrecomputedDistances.from_device(self.rows, largest, self.name)
-        points, rows = self.landmark_rows
+        points, rows = self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
         kept = ~(among == 0).triu(1).any(0)
         if not bool(kept.all()):
             which = kept.nonzero()[:, 0]
@@ -80,23 +70,16 @@ class DeviceSearch:
 
 @as_cuda_graph()
 def _search_graph(
-    graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int, n_ends: int, connected: bool
+    graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Points (M,), so many landmarks chosen by ``centres``, so many ends and those that are ``checked``, and the
-    distances (M, N) from them; those between landmarks (L, L), and the largest () from one. All pairs without
-    centres."""
+    """Points (M,), so many landmarks chosen by ``centres`` and those that are ``checked``, and the distances (M, N)
+    from them; those between landmarks (L, L), and the largest () from one. All pairs without centres."""
     if centres is None:
         rows = graph.all_pairs()
         return graph.target.new_empty(0, dtype=torch.int64), rows, rows[:0, :0], rows.max()
     points = graph.landmarks(centres, count)
     sources = points if checked is None else torch.cat((points, checked))
     rows = graph.distances(sources)
-    if n_ends:
-        # The largest distance is the scale: it is one from where those that lie at all ends see farthest.
-        ends = (rows[:n_ends] if connected else rows[:n_ends].nan_to_num(posinf=0.0)).argmax(1)
-        more = graph.distances(ends), ends
-        rows, sources = (torch.cat((a[:count], b, a[count:])) for a, b in zip((rows, sources), more, strict=True))
-    count += n_ends
     return sources, rows, rows[:count, sources[:count]], rows[:count].max()
 
 
@@ -111,21 +94,19 @@ def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvide
         fits = built is None or report is not None
         made.append((each.provider(among, float(largest)), report) if fits else None)
     looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
-    read = to_host(*(number for i, factored, _ in looked for number in _measure_search_errors(begun[i], factored)))
+    measured = list[Tensor]()
+    for i, factored, _ in looked:
+        sources, rows = begun[i].sources[begun[i].n_landmarks :], begun[i].rows[begun[i].n_landmarks :]
+        if len(begun[i].graph.parts) > 1:
+            fill_unreachable(rows, factored.scale)
+        measured += measure_errors(cast(LandmarkDistances, factored), sources, rows)
+    read = to_host(*measured)
     for (i, factored, report), *errors in zip(looked, *(read[part::3] for part in range(3)), strict=True):
         if not is_accurate(cast(LandmarkDistances, factored), begun[i].name, *errors):
             known = begun[i].graph._replace(build_record=None)
             ((provider, _),) = cast(Any, finish_searches([DeviceSearch(begun[i].name, "precomputed", known, 0)]))
             made[i] = provider, report
     return made
-
-
-def _measure_search_errors(begun: DeviceSearch, factored: DistanceProvider) -> tuple[Tensor, Tensor, Tensor]:
-    found = cast(LandmarkDistances, factored)
-    sources, rows = begun.sources[begun.n_landmarks :], begun.rows[begun.n_landmarks :]
-    if len(begun.graph.parts) > 1:
-        fill_unreachable(rows, found.scale)
-    return measure_errors(found, sources, rows)
 
 
 def measure_errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -115,15 +115,12 @@ class KnownPoints:
         return found if self.index is None else self.index[found]
 
     @property
-    def landmarks(self) -> Tensor | None:
-        """Indices of the landmarks of the distances, where they have any."""
-        found: Tensor | None = getattr(self.support_distances, "landmarks", None)
-        return found if found is None or self.index is None else self.index[found.cpu()]
-
-    @property
     def anchors(self) -> Tensor:
         """Indices of the points that new ones are placed by: the landmarks, or some that are evenly spread."""
-        return self.pick_evenly(LANDMARKS) if self.landmarks is None else self.landmarks
+        found: Tensor | None = getattr(self.support_distances, "landmarks", None)
+        if found is None:
+            return self.pick_evenly(LANDMARKS)
+        return found if self.index is None else self.index[found.cpu()]
 
     def arrays(self, every: bool, limit: int) -> dict[str, Array]:
         """What a file keeps of it, for `of_arrays`.
@@ -177,17 +174,15 @@ class KnownPoints:
                 f"points must have distances to be placed by, and {type(self.support_distances).__name__} does not say "
                 f"what is near; align again with the new points among the others"
             )
-        known = self.places[index.cpu()]
+        known, points = self.places[index.cpu()], validate.points("points", new, least=1)
         if self.points is None:
-            given = validate.points("points", new, least=1)
-            if given.shape[1] != self.space.size:
+            if points.shape[1] != self.space.size:
                 raise ValueError(
                     f"points must be rows of distances to all {self.space.size} points, because the space was not made "
-                    f"from points; got shape {given.shape}"
+                    f"from points; got shape {points.shape}"
                 )
-            present = given if self.index is None else given[:, self.index]
+            present = points if self.index is None else points[:, self.index]
             return validate.as_tensor(present)[:, known] / self.space.scale
-        points = validate.points("points", new, least=1)
         if points.shape[1] != self.points.shape[1]:
             raise ValueError(f"points must have {self.points.shape[1]} coordinates, got shape {points.shape}")
         near = self.points if self.index is None else self.points[self.index.numpy()]

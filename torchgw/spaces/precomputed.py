@@ -13,7 +13,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.shortest_paths import all_pairs
+from torchgw.spaces.shortest_paths import shortest_paths
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
 
 SYMMETRY_TOLERANCE = 1e-4
@@ -30,6 +30,7 @@ class PrecomputedDistances(ScaledDistances):
 
     Attributes
     ----------
+    matrix : the scaled distances (N, N), a tensor.
     largest : the largest finite entry, before scaling.
     fixed : whether the scale was set by `with_scale`.
     leaf : D, where it is a tensor that requires gradients.
@@ -56,20 +57,16 @@ class PrecomputedDistances(ScaledDistances):
     def _initialise(self, matrix: Array, name: str) -> None:
         self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
         # All threads fetch what memory zeroing takes.
-        self._D = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
-        scaled = np.divide(matrix, self.scale, out=self._D.numpy())
+        self.matrix = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
+        scaled = np.divide(matrix, self.scale, out=self.matrix.numpy())
         if np.isinf(matrix.max()):
             warn_unreachable(name)
             fill_unreachable(scaled, 1.0)
 
     @classmethod
-    def from_graphs(
-        cls, graphs: Sequence[Any], names: Sequence[str] | None = None, kept: Sequence[Array | None] | None = None
-    ) -> list[PrecomputedDistances]:
-        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays; with ``kept``
-        those between these nodes."""
-        names = ["graph"] * len(graphs) if names is None else names
-        return [cls(D, name=name) for name, D in zip(names, all_pairs(graphs, kept), strict=True)]
+    def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:
+        """All-pairs shortest paths of several graphs, sharing one pool of processes where that pays."""
+        return [cls(D, name="graph") for D in shortest_paths([(graph, np.arange(graph.shape[0])) for graph in graphs])]
 
     @classmethod
     def from_device(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:
@@ -98,23 +95,18 @@ class PrecomputedDistances(ScaledDistances):
     def stored_matrix(cls, D: Tensor, scale: float, symmetric: bool = True) -> PrecomputedDistances:
         """Scaled distances that are known to be good, taken as they are, without a copy."""
         other = object.__new__(cls)
-        other.scale, other.largest, other._D, other.symmetric = scale, scale, D, symmetric
+        other.scale, other.largest, other.matrix, other.symmetric = scale, scale, D, symmetric
         return other
 
     @property
-    def matrix(self) -> Tensor:
-        """The scaled distances (N, N)."""
-        return self._D
-
-    @property
     def size(self) -> int:
-        return len(self._D)
+        return len(self.matrix)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> PrecomputedDistances:
-        return self._with(_D=self._D.to(device, dtype))
+        return self._with(matrix=self.matrix.to(device, dtype))
 
     def _rescale_storage(self, ratio: float) -> PrecomputedDistances:
-        return self._with(_D=self._D if ratio == 1.0 else self._D * ratio)
+        return self._with(matrix=self.matrix if ratio == 1.0 else self.matrix * ratio)
 
     def rows(self, index: Tensor) -> Tensor:
-        return self._D[index]
+        return self.matrix[index]

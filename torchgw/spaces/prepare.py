@@ -7,7 +7,6 @@ D = R / c, with R the raw distances of a space and c its scale: the largest know
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -34,6 +33,7 @@ from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.subspace import subspace
 from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
@@ -130,7 +130,7 @@ def make_many_providers(
     all_pairs, begun = dict[int, Any](), dict[int, DeviceSearch]()
     for i, space in enumerate(spaces):
         searched = space.kind in DEVICE_KINDS and space.kept is None and space.size > 1
-        bring = there if there is not None and searched else _keep_on_host
+        bring = there if there is not None and searched else lambda data, kind: None
         brought = bring(space.data, space.kind) if space.is_points and options.k is None else None
         graph, reports[i] = None, None
         if brought is None and space.kind in ON_GRAPHS:
@@ -142,10 +142,9 @@ def make_many_providers(
             all_pairs[i] = graph
         else:
             made[i] = provider
-    found = PrecomputedDistances.from_graphs(
-        list(all_pairs.values()), [spaces[i].name for i in all_pairs], [spaces[i].kept for i in all_pairs]
-    )
-    made |= zip(all_pairs, found, strict=True)
+    kept = {i: np.arange(graph.shape[0]) if (own := spaces[i].kept) is None else own for i, graph in all_pairs.items()}
+    for i, rows in zip(kept, shortest_paths([(all_pairs[i], nodes) for i, nodes in kept.items()]), strict=True):
+        made[i] = PrecomputedDistances(rows if spaces[i].kept is None else rows[:, kept[i]], name=spaces[i].name)
     answers = dict(zip(begun, finish_searches(list(begun.values())), strict=True))
     begun.clear()  # and the memory of those that the CPU is to build
     for i, answer in answers.items():
@@ -153,19 +152,12 @@ def make_many_providers(
             made[i], reports[i] = answer[0], answer[1] or reports[i]
     left = [i for i, answer in answers.items() if answer is None]
     if left and there is not None:
-        again = make_many_providers([spaces[i] for i in left], options, partial(_bring_graph, there))
+        again = make_many_providers(
+            [spaces[i] for i in left], options, lambda data, kind: there(data, kind) if is_graph(data) else None
+        )
         made |= zip(left, again[0], strict=True)
         reports |= zip(left, again[1], strict=True)
     return [made[i] for i in range(len(spaces))], [reports[i] for i in range(len(spaces))]
-
-
-def _keep_on_host(data: Any, kind: str) -> None:
-    """Brings nothing to a device."""
-
-
-def _bring_graph(there: OnDevice, data: Any, kind: str) -> DeviceGraph | None:
-    """Brings graphs, and not points."""
-    return there(data, kind) if is_graph(data) else None
 
 
 def apply_scale(made: ProviderPair, scale: str | float | tuple[float, float] | None) -> ProviderPair:
@@ -215,13 +207,12 @@ def _make_provider_unless_all_pairs(space: InputSpace, graph: Any, options: Spac
         every = np.arange(space.size) if kept is None else kept
         sources = pick_evenly(space.size, CHECKED_ROWS)
         rows = torch.from_numpy(shortest_paths([(graph, every[sources.numpy()])])[0][:, every])
-        found = measure_errors(factored, sources, fill_unreachable(rows, factored.scale))
-        return factored if is_accurate(factored, name, *found) else None
+        errors = measure_errors(factored, sources, fill_unreachable(rows, factored.scale))
+        return factored if is_accurate(factored, name, *errors) else None
     if kind == "dijkstra":
-        return DijkstraDistances.between(kept, graph, options.cache_rows, name)
+        found = DijkstraDistances(graph, options.cache_rows, name=name)
+        return found if kept is None else subspace(found, torch.from_numpy(kept))
     if kind == "euclidean":
         return EuclideanDistances(data, name=name)
-    if kind == "matrix":
-        return PrecomputedDistances.from_checked(data, name)
-    provider: DistanceProvider = data
+    provider: DistanceProvider = PrecomputedDistances.from_checked(data, name) if kind == "matrix" else data
     return provider

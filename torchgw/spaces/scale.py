@@ -6,7 +6,6 @@ Distances that no path attains are 1.5 times the largest finite one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from copy import copy
 from functools import partial
 from typing import TypeVar
 
@@ -61,8 +60,8 @@ class ScaledDistances(ABC):
 
     def _with(self: ScaledT, **changed: object) -> ScaledT:
         """A copy with other attributes."""
-        other = copy(self)
-        vars(other).update(changed)
+        other = object.__new__(type(self))
+        vars(other).update(vars(self), **changed)
         return other
 
     def factors(self) -> tuple[Tensor, Tensor] | None:

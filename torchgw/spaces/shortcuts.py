@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ COMPARED_SOURCES = 16
 ROUNDING = 1e-9
 GREED = 3.0
 HUBS = 8
-FEW_ENTRIES = 10_000
 # Searches from hubs are made anew at most so often, while they take a sixth of the time of the searches they save.
 MOST_ROUNDS = 32
 HUBS_PAY = 100
@@ -77,26 +75,20 @@ def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points
     stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _find_spanning_forest_edges(trusted, low, high)
     del trusted
     lengths = np.where(known, graph.data, np.inf)
-    ways = _Ways(csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape), points)
+    so_far = csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape)
     n = graph.shape[0]
     rounds = min(MOST_ROUNDS, int(HUBS_PAY * np.count_nonzero(~stays) / (n * math.log2(n))))
     found = []
     for part in np.array_split(np.arange(len(low)), max(rounds, 1)):
         if rounds:
-            stays[part] |= ways.by_hubs(low[part], high[part]) <= limit[part] * (1 - ROUNDING)
-        for turn, i, j, most in _entries(part, low[part], high[part], limit[part]):
-            if stays[turn] or ways.within(i, j, most):
+            stays[part] |= _measure_ways_by_hubs(so_far, low[part], high[part]) <= limit[part] * (1 - ROUNDING)
+        columns = (part, low[part], high[part], limit[part])
+        for turn, i, j, most in zip(*(column.tolist() for column in columns), strict=True):
+            if stays[turn] or _has_way(so_far, points, i, j, most):
                 lengths[entries[turn]] = length[turn]
             else:
                 found.append((i, j))
     return np.array(found, dtype=np.int64).reshape(-1, 2)
-
-
-def _entries(*columns: Array) -> Iterator[tuple[Any, ...]]:
-    """The entries of arrays (m,) side by side, as Python's numbers; of few at a time, which take several times as much
-    memory."""
-    for first in range(0, len(columns[0]), FEW_ENTRIES):
-        yield from zip(*(column[first : first + FEW_ENTRIES].tolist() for column in columns), strict=True)
 
 
 def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
@@ -107,63 +99,55 @@ def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
     if n_parts == 1:
         return np.zeros(len(low), dtype=bool)
     parts = DisjointSet(range(n_parts))
-    return np.array([parts.merge(one, other) for one, other in _entries(label[low], label[high])])
+    ends = zip(label[low].tolist(), label[high].tolist(), strict=True)
+    return np.array([parts.merge(one, other) for one, other in ends])
 
 
-class _Ways:
-    """Ways along the edges of a CSR graph that have a finite length so far.
+def _measure_ways_by_hubs(graph: Any, source: Array, target: Array) -> Array:
+    """Lengths (m,) of the shortest ways along finite edges of a CSR graph through one of the points with the most.
 
-    No edge is shorter than the straight line between its ends, which are ``points``.
+    In many dimensions few points are neighbours of most others (M. Radovanovic et al., "Hubs in space", 2010).
     """
+    from scipy.sparse.csgraph import dijkstra
 
-    def __init__(self, graph: Any, points: Array) -> None:
-        self.graph, self.points = graph, points
+    there = edge_subgraph(graph, np.isfinite(graph.data))
+    hubs = np.argsort(-np.diff(there.indptr), kind="stable")[:HUBS]
+    distance = dijkstra(there, indices=hubs)
+    found: Array = (distance[:, source] + distance[:, target]).min(0)
+    return found
 
-    def by_hubs(self, source: Array, target: Array) -> Array:
-        """Lengths (m,) of the shortest ways through one of the points with the most edges.
 
-        In many dimensions few points are neighbours of most others (M. Radovanovic et al., "Hubs in space", 2010).
-        """
+def _has_way(graph: Any, points: Array, source: int, target: int, limit: float) -> bool:
+    """Whether a path of at most ``limit`` leads from source to target along the finite edges of a CSR graph, none of
+    which is shorter than the straight line between its ends, which are ``points``.
+
+    Any such path will do, so the search goes first where least seems to be left: a node whose distance falls is taken
+    up again, which makes the answer right in whatever order they come.
+    """
+    if points.shape[1] > TREE_DIMENSIONS:  # straight lines to a goal are all nearly as long in many dimensions
         from scipy.sparse.csgraph import dijkstra
 
-        there = edge_subgraph(self.graph, np.isfinite(self.graph.data))
-        hubs = np.argsort(-np.diff(there.indptr), kind="stable")[:HUBS]
-        distance = dijkstra(there, indices=hubs)
-        found: Array = (distance[:, source] + distance[:, target]).min(0)
-        return found
-
-    def within(self, source: int, target: int, limit: float) -> bool:
-        """Whether a path of at most ``limit`` leads from source to target.
-
-        Any such path will do, so the search goes first where least seems to be left: a node whose distance falls is
-        taken up again, which makes the answer right in whatever order they come.
-        """
-        if self.points.shape[1] > TREE_DIMENSIONS:  # straight lines to a goal are all nearly as long in many dimensions
-            from scipy.sparse.csgraph import dijkstra
-
-            return bool(np.isfinite(dijkstra(self.graph, indices=source, limit=limit)[target]))
-        goal = self.points[target].tolist()
-        distance, heap = {source: 0.0}, [(0.0, 0.0, source)]
-        left: dict[int, float] = {}
-        while heap:
-            _, reached, node = heapq.heappop(heap)
-            if node == target:
-                return True
-            if reached > distance[node]:
+        return bool(np.isfinite(dijkstra(graph, indices=source, limit=limit)[target]))
+    goal = points[target].tolist()
+    distance, heap = {source: 0.0}, [(0.0, 0.0, source)]
+    left: dict[int, float] = {}
+    while heap:
+        _, reached, node = heapq.heappop(heap)
+        if node == target:
+            return True
+        if reached > distance[node]:
+            continue
+        here = slice(graph.indptr[node], graph.indptr[node + 1])
+        for neighbour, length in zip(graph.indices[here].tolist(), graph.data[here].tolist(), strict=True):
+            through = reached + length
+            if through > limit or through >= distance.get(neighbour, math.inf):
                 continue
-            here = slice(self.graph.indptr[node], self.graph.indptr[node + 1])
-            for neighbour, length in zip(
-                self.graph.indices[here].tolist(), self.graph.data[here].tolist(), strict=True
-            ):
-                through = reached + length
-                if through > limit or through >= distance.get(neighbour, math.inf):
-                    continue
-                if neighbour not in left:
-                    left[neighbour] = math.dist(self.points[neighbour].tolist(), goal)
-                if through + left[neighbour] <= limit * (1 + ROUNDING):
-                    distance[neighbour] = through
-                    heapq.heappush(heap, (through + GREED * left[neighbour], through, neighbour))
-        return False
+            if neighbour not in left:
+                left[neighbour] = math.dist(points[neighbour].tolist(), goal)
+            if through + left[neighbour] <= limit * (1 + ROUNDING):
+                distance[neighbour] = through
+                heapq.heappush(heap, (through + GREED * left[neighbour], through, neighbour))
+    return False
 
 
 def measure_shrinkage(graph: Any, reference: Any) -> float:

@@ -4,14 +4,10 @@ Measured on two cores: Dijkstra takes 9 ns times N log2 N for each source on a k
 0.3-0.6 s to start and win from about two seconds of work (all pairs of 4000 points). Threads do not help: SciPy's
 routine holds the interpreter lock.
 
-Derivative. d(s, t) is the sum of the lengths along the path from s to t in the tree of shortest paths from s, so the
-cotangent G of d gives edge e = (parent of t, t)
-
-    sum over s of  sum of G[s, u] over the points u at or below t in the tree of s,
-
-exact wherever the shortest paths are unique. The inner sums are found for all points and sources at once by pointer
-jumping, in log2(depth) rounds: each point adds what it holds to the ancestor it points to, then points to where that
-one does. Source: J. JaJa, "An Introduction to Parallel Algorithms", 1992, section 2.2.
+Derivative. d(s, t) is the sum of the lengths along the path from s to t in the tree of shortest paths from s, exact
+wherever the shortest paths are unique. The sums are found for all points and sources at once by pointer jumping, in
+log2(depth) rounds that torch differentiates: each point adds what the ancestor holds that it points to, then points to
+where that one does. Source: J. JaJa, "An Introduction to Parallel Algorithms", 1992, section 2.2.
 """
 
 from __future__ import annotations
@@ -23,14 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw.kernels.sums import add_by_label
 from torchgw.spaces.edges import components, entry_positions
 from torchgw.types import Array
 
 SECONDS_PER_STEP = 9e-9
 PARALLEL_SECONDS = 2.0
-COMPLETED_FROM = 1500
-BLOCK = 2**22
 PARTS_APART = 1.5
 MOST_PRODUCTS = 3
 
@@ -57,70 +50,8 @@ def shortest_paths(jobs: Sequence[tuple[Any, Array]]) -> list[Array]:
     ]
 
 
-def all_pairs(graphs: Sequence[Any], kept: Sequence[Array | None] | None = None) -> list[Array]:
-    """Distances (N, N), infinite where there is no path, of symmetric CSR graphs, or those between the nodes ``kept``.
-
-    Of a large graph a third of the points are searched from, those with the most edges and others drawn at random, so
-    that no shortest path runs long between them. With their distances known,
-
-        d(s, t) = min over neighbours u of s of  length(s, u) + d(u, t)
-
-    gives those between the other points, after a few rounds of sums of whole rows: half the time of searches.
-    """
-    among = [None] * len(graphs) if kept is None else kept
-    sources = [_choose_sources(graph) if nodes is None else nodes for graph, nodes in zip(graphs, among, strict=True)]
-    found = shortest_paths(list(zip(graphs, sources, strict=True)))
-    return [
-        _complete_rows(graph, source, rows) if nodes is None else rows[:, nodes]
-        for graph, source, rows, nodes in zip(graphs, sources, found, among, strict=True)
-    ]
-
-
-def _choose_sources(graph: Any) -> Array:
-    """The points that `all_pairs` searches from, in order."""
-    n = graph.shape[0]
-    if n < COMPLETED_FROM:
-        return np.arange(n)
-    order = np.argsort(-np.diff(graph.indptr), kind="stable")
-    part = n // 6
-    return np.sort(np.concatenate((order[:part], np.random.default_rng(0).permutation(order[part:])[:part])))
-
-
-def _complete_rows(graph: Any, source: Array, rows: Array) -> Array:
-    """All distances (N, N) from the rows (M, N) of some points, ``source`` (M,), in order."""
-    n = graph.shape[0]
-    others = np.setdiff1d(np.arange(n), source)
-    known = np.zeros(n, dtype=bool)
-    known[source] = True
-    place = np.empty(n, dtype=np.int64)
-    place[source], place[others] = np.arange(len(source)), np.arange(len(others))
-    columns, inner, around = rows[:, others], np.full((len(others), len(others)), np.inf), []
-    for row, point in enumerate(others.tolist()):
-        here = slice(graph.indptr[point], graph.indptr[point + 1])
-        near, length, out = place[graph.indices[here]], graph.data[here, None], known[graph.indices[here]]
-        if out.any():
-            (columns[near[out]] + length[out]).min(0, out=inner[row])
-        around.append((near[~out], length[~out]))
-    np.fill_diagonal(inner, 0.0)
-    pending = np.array([len(near) > 0 for near, _ in around], dtype=bool)
-    while pending.any():
-        for row in np.flatnonzero(pending).tolist():
-            near, length = around[row]
-            through = (inner[near] + length).min(0)
-            pending[row] = False
-            if (through < inner[row]).any():
-                np.minimum(through, inner[row], out=inner[row])
-                pending[near] = True
-    D = np.empty((n, n))
-    D[source] = rows
-    D[np.ix_(others, source)] = columns.T
-    D[np.ix_(others, others)] = inner
-    return D
-
-
-def estimate_diameter(graph: Any, among: Array | None = None, n_sweeps: int = 16) -> tuple[float, bool]:
-    """The largest distance that farthest-point sweeps find, and whether some pairs have no path; with ``among``,
-    between these nodes, of which every component has one.
+def estimate_diameter(graph: Any, n_sweeps: int = 16) -> tuple[float, bool]:
+    """The largest distance that farthest-point sweeps find, and whether some pairs have no path.
 
     Each sweep is ONE search from a source in every component at once; the next source of a component is its point
     farthest from those before. Starting each sweep at the last one's farthest point instead can get stuck: on a
@@ -129,15 +60,13 @@ def estimate_diameter(graph: Any, among: Array | None = None, n_sweeps: int = 16
     from scipy.sparse.csgraph import dijkstra
 
     n_components, label = components(graph)
-    inside: Any = slice(None) if among is None else among
-    nearest, largest = np.full(len(label), -np.inf), 0.0
-    nearest[inside] = np.inf
+    nearest, largest = np.full(len(label), np.inf), 0.0
     for _ in range(n_sweeps):
         order = np.lexsort((-nearest, label))
         sources = order[np.searchsorted(label[order], np.arange(n_components))]
         distance = dijkstra(graph, indices=sources, min_only=True)
-        largest = max(largest, float(distance[inside].max()))
-        nearest[inside] = np.minimum(nearest[inside], distance[inside])
+        largest = max(largest, float(distance.max()))
+        nearest = np.minimum(nearest, distance)
     return largest, n_components > 1
 
 
@@ -152,21 +81,22 @@ def path_distances(graph: Any, lengths: Tensor, sources: Array) -> Tensor:
 
     Notes
     -----
-    The searches run on the CPU: O(M N log N) time, O(M N) memory on the device of ``lengths``.
+    Searches and sums run on the CPU: O(M N log N) time, O(M N log(depth)) memory with gradients.
     """
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import dijkstra
 
     measured = csr_matrix((lengths.detach().cpu().numpy(), graph.indices, graph.indptr), shape=graph.shape)
     distance, parent = dijkstra(measured, indices=sources, return_predecessors=True)
-    source, target = np.nonzero(parent >= 0)
-    found = parent[source, target]
-    n = graph.shape[0]
-    above, entry = np.full(parent.shape, n), np.full(parent.shape, graph.nnz)
-    above[source, target], entry[source, target] = found, entry_positions(graph, found, target)
-    tensors = (torch.from_numpy(array).to(lengths.device) for array in (distance, above, entry))
-    summed: Tensor = _PathSums.apply(lengths, *tensors)  # type: ignore[no-untyped-call]
-    return summed
+    row, target = np.nonzero(parent >= 0)
+    position = np.full(parent.shape, graph.nnz)
+    position[row, target] = entry_positions(graph, parent[row, target], target)
+    root = torch.from_numpy(sources)[:, None]
+    above = torch.where(torch.from_numpy(parent >= 0), torch.from_numpy(parent).long(), root)
+    found = torch.nn.functional.pad(lengths.cpu(), (0, 1))[torch.from_numpy(position)]
+    while bool((above != root).any()):
+        found, above = found + found.gather(1, above), above.gather(1, above)
+    return found.masked_fill(torch.from_numpy(np.isinf(distance)), torch.inf).to(lengths.device)
 
 
 def edge_lengths(points: Tensor, graph: Any) -> Tensor:
@@ -176,41 +106,6 @@ def edge_lengths(points: Tensor, graph: Any) -> Tensor:
     square = (points[source] - points[target]).square().sum(1)
     apart = square > 0
     return torch.where(apart, square, 1.0).sqrt() * apart
-
-
-class _PathSums(torch.autograd.Function):
-    """Distances that are known already, with the gradient of the sums of lengths that they are."""
-
-    @staticmethod
-    def forward(ctx: Any, lengths: Tensor, distance: Tensor, above: Tensor, entry: Tensor) -> Tensor:
-        ctx.save_for_backward(above, entry)
-        ctx.n_entries = len(lengths)
-        return distance
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        (cotangent,), (above, entry) = cotangents, ctx.saved_tensors
-        step = max(1, BLOCK // above.shape[1])
-        found = cotangent.new_zeros(ctx.n_entries + 1)
-        for first in range(0, len(above), step):
-            rows = slice(first, first + step)
-            add_by_label(found, entry[rows].flatten(), subtree_sums(cotangent[rows], above[rows]).flatten())
-        return found[:-1], None, None, None
-
-
-def subtree_sums(value: Tensor, above: Tensor) -> Tensor:
-    """For each tree (row) and point, the sum of ``value`` (M, N) over the point and all below it.
-
-    ``above`` (M, N) holds the parent of each point, N for a root.
-    """
-    n = above.shape[1]
-    held, above = (torch.cat((part, torch.full_like(part[:, :1], end)), 1) for part, end in ((value, 0), (above, n)))
-    tree = torch.arange(len(above), device=above.device)[:, None] * (n + 1)
-    while bool((above < n).any()):
-        total, place = held.clone().flatten(), (tree + above[:, :n]).flatten()
-        held = add_by_label(total, place, held[:, :n].flatten()).view_as(held)
-        above = above.gather(1, above)
-    return held[:, :n]
 
 
 def compute_relative_hops(D: Tensor) -> Tensor | None:
@@ -227,7 +122,12 @@ def compute_relative_hops(D: Tensor) -> Tensor | None:
     if count == 0 or 2 * count > len(D) * (len(D) - 1):
         return None
     hops = _count_hops_by_products(edges | edges.T) if count > len(D) ** 1.5 else None
-    hops = _count_hops_by_search(edges).to(D.device) if hops is None else hops
+    if hops is None:
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import shortest_path
+
+        found = shortest_path(csr_array(edges.cpu().numpy()), unweighted=True, directed=False)
+        hops = torch.from_numpy(found).to(D.device)
     hops[hops.isinf()] = PARTS_APART * hops[hops.isfinite()].max()
     return (hops / hops.max()).to(D)
 
@@ -246,12 +146,3 @@ def _count_hops_by_products(edges: Tensor) -> Tensor | None:
             return hops
         last = fresh.float()
     return None
-
-
-def _count_hops_by_search(edges: Tensor) -> Tensor:
-    """Float64 hops by a search from each point, infinite between components."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import shortest_path
-
-    found: Array = shortest_path(csr_array(edges.cpu().numpy()), unweighted=True, directed=False)
-    return torch.from_numpy(found)

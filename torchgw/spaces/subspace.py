@@ -11,16 +11,13 @@ from torch import Tensor
 
 from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
-from torchgw.spaces.coarsening import choose_landmarks
-from torchgw.spaces.euclidean import EXACT_SIZE, N_SWEEPS, EuclideanDistances
+from torchgw.spaces.euclidean import EuclideanDistances, furthest_pair
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.resolution import RESOLUTION
 from torchgw.spaces.scale import ScaledDistances, largest_of, positive_scale
 from torchgw.spaces.traced import DifferentiableDistances, growth_of, make_one_differentiable
 from torchgw.types import DistanceProvider, is_metric, is_symmetric
-
-BLOCK = 512
 
 
 def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
@@ -32,8 +29,9 @@ def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
     found = restrict(space, index)
     if given or found is space or not (isinstance(space, ScaledDistances) and isinstance(found, ScaledDistances)):
         return found
-    largest, error = _largest(found)
-    if largest <= error:
+    largest, known = furthest_pair(found.rows, found.size, found.stored)[0], found.factors()
+    # The distance of a point from itself is the error of landmark distances.
+    if largest <= (float((known[0].square() @ known[1]).max()) if known is not None and found.metric else 0.0):
         found, largest = found._rescale_storage(0.0), 0.0
     own = positive_scale(largest * space.scale)
     return (
@@ -96,40 +94,12 @@ class Subspace(ScaledDistances):
 
     def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
         """Scaled distances as an expression of what the whole was made from."""
-        found = make_one_differentiable(self.whole, leaf, options, device)
-        index = self.index.to(device)
-        if found.matrix is not None:
-            matrix = found.matrix[index][:, index] * self.ratio
-            sizes = matrix.abs().flatten()
-            growth = None if found.growth is None else growth_of(sizes[sizes.argmax()])
-            return DifferentiableDistances(matrix, growth=growth)
-        assert found.factors is not None
-        F, signs = found.factors[0][index] * self.ratio**0.5, found.factors[1]
+        found, index = make_one_differentiable(self.whole, leaf, options, device), self.index.to(device)
+        if found.factors is None:
+            matrix = found.dense(device)[index][:, index] * self.ratio
+            return DifferentiableDistances(matrix, growth=None if found.growth is None else growth_of(matrix))
+        F, signs = found.factors[0][index] * self.ratio**0.5, found.signs
         if found.growth is None:
-            return DifferentiableDistances(factors=(F, signs))
-        i, j = _furthest(F.detach() * signs, F.detach())
-        return DifferentiableDistances(None, (F, signs), growth_of((F[i] * signs) @ F[j]))
-
-
-def _furthest(left: Tensor, right: Tensor) -> tuple[int, int]:
-    """The place of the largest entry of the product (n, n) of factors."""
-    best, pair = -torch.inf, (0, 0)
-    for first in range(0, len(left), BLOCK):
-        value, at = (left[first : first + BLOCK] @ right.T).flatten().max(0)
-        if float(value) > best:
-            best, (row, column) = float(value), divmod(int(at), len(right))
-            pair = first + row, column
-    return pair
-
-
-def _largest(space: DistanceProvider) -> tuple[float, float]:
-    """The largest scaled distance of a space, of many points, or such whose distances are searched, the largest that
-    farthest-point sweeps find; and the largest of a point from itself, which is the error of landmark distances."""
-    largest, error, index = 0.0, 0.0, torch.arange(space.size)
-    if not (space.stored and space.size <= EXACT_SIZE):
-        mass = torch.ones(space.size, dtype=torch.float64)
-        index = choose_landmarks(space, mass, "farthest", N_SWEEPS, torch.Generator()).medoids
-    for part in torch.split(index, BLOCK):
-        rows = space.rows(part)
-        largest, error = max(largest, float(rows.max())), max(error, float(rows[:, part].diagonal().max()))
-    return largest, error if is_metric(space) else 0.0
+            return DifferentiableDistances(F, signs)
+        i, j = furthest_pair(lambda rows: (F.detach()[rows] * signs) @ F.detach().T, len(F))[1]
+        return DifferentiableDistances(F, signs, growth_of((F[i] * signs) @ F[j]))

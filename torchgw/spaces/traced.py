@@ -38,52 +38,41 @@ class DifferentiableDistances:
 
     Attributes
     ----------
-    matrix : D (N, N), or None.
-    factors : F (N, r) and signs (r,) with D = F diag(signs) F^T, or None.
+    tensor : what gradients flow through: D (N, N), or F (N, r); None for a space with its own products.
+    signs : (r,) with D = F diag(signs) F^T, or None.
     growth : the largest known distance over the scale, a constant: the number 1 (), for its derivative. None where it
         has none, and once it is divided out.
     space : constant distances by their own products, or None.
     """
 
-    matrix: Tensor | None = None
-    factors: tuple[Tensor, Tensor] | None = None
+    tensor: Tensor | None = None
+    signs: Tensor | None = None
     growth: Tensor | None = None
     space: DistanceProvider | None = None
 
     @property
-    def tensor(self) -> Tensor | None:
-        """What gradients flow through: D or F; None for a space with its own products."""
-        return self.matrix if self.factors is None else self.factors[0]
-
-    def with_tensor(self, tensor: Tensor) -> DifferentiableDistances:
-        """The same with another D or F."""
-        if self.factors is None:
-            return replace(self, matrix=tensor)
-        return replace(self, factors=(tensor, self.factors[1]))
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """F (N, r) and signs (r,), or None."""
+        return None if self.tensor is None or self.signs is None else (self.tensor, self.signs)
 
     def dense(self, device: torch.device) -> Tensor:
         """D (N, N) of a space on this device."""
-        if self.factors is not None:
-            F, signs = self.factors
-            return (F * signs) @ F.T
         if self.space is not None:
-            return _all_rows(self.space, device)
-        assert self.matrix is not None
-        return self.matrix
+            return self.space.rows(torch.arange(self.space.size, device=device)).detach()
+        assert self.tensor is not None
+        return self.tensor if self.signs is None else (self.tensor * self.signs) @ self.tensor.T
 
     def divide(self, growth: Tensor) -> DifferentiableDistances:
         """The distances over ``growth`` (a number)."""
         if self.factors is None:
             return DifferentiableDistances(self.dense(growth.device) / growth)
-        return DifferentiableDistances(factors=(self.factors[0] / growth.sqrt(), self.factors[1]))
+        return DifferentiableDistances(self.factors[0] / growth.sqrt(), self.signs)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> DifferentiableDistances:
         """The same in another precision."""
-        if self.space is not None:
-            return replace(self, space=self.space.to(device, dtype))
-        if self.factors is None:
-            return replace(self, matrix=self.dense(device).to(dtype))
-        return replace(self, factors=(self.factors[0].to(dtype), self.factors[1].to(dtype)))
+        space = None if self.space is None else self.space.to(device, dtype)
+        tensor, signs = (None if part is None else part.to(dtype) for part in (self.tensor, self.signs))
+        return replace(self, tensor=tensor, signs=signs, space=space)
 
 
 def make_differentiable(
@@ -125,8 +114,10 @@ def make_differentiable(
     return x, y
 
 
-def growth_of(value: Tensor) -> Tensor | None:
-    """``value`` over itself as a constant: one, with the relative derivative; None for zero, which has none."""
+def growth_of(distances: Tensor) -> Tensor | None:
+    """The largest absolute entry over itself as a constant: one, with the relative derivative; None where it is zero,
+    which has none."""
+    value = distances.flatten()[distances.detach().abs().argmax()].abs()
     now = value.detach()
     return value / now if bool(now > 0) else None
 
@@ -166,7 +157,7 @@ def make_one_differentiable(
     if isinstance(space, LandmarkDistances):
         return by_landmarks(_paths(space, leaf, options.k, space.landmarks).T, space, space.landmarks)
     if isinstance(space, FactoredDistances):
-        return _constant(space, device).with_tensor(leaf / space.scale**0.5)
+        return replace(_constant(space, device), tensor=leaf / space.scale**0.5)
     if isinstance(space, PrecomputedDistances | DijkstraDistances):
         return _all_pairs(space, leaf, options.k)
     return _constant(space, device)
@@ -177,14 +168,9 @@ def _constant(space: DistanceProvider, device: torch.device) -> DifferentiableDi
     here = space.to(device, torch.float64)
     factors = here.factors()
     if factors is not None:
-        return DifferentiableDistances(factors=(factors[0].detach(), factors[1].detach()))
-    if multiplies(here) and hasattr(here, "squares"):
-        return DifferentiableDistances(space=here)
-    return DifferentiableDistances(_all_rows(here, device))
-
-
-def _all_rows(space: DistanceProvider, device: torch.device) -> Tensor:
-    return space.rows(torch.arange(space.size, device=device)).detach()
+        return DifferentiableDistances(factors[0].detach(), factors[1].detach())
+    found = DifferentiableDistances(space=here)
+    return found if multiplies(here) and hasattr(here, "squares") else DifferentiableDistances(found.dense(device))
 
 
 def _matrix(space: PrecomputedDistances, leaf: Tensor) -> DifferentiableDistances:
@@ -194,10 +180,10 @@ def _matrix(space: PrecomputedDistances, leaf: Tensor) -> DifferentiableDistance
     unit = finite / space.scale
     unit = (unit + unit.T) / 2
     unit = unit.masked_fill(torch.eye(len(unit), dtype=torch.bool, device=unit.device), 0.0)
-    largest = unit.flatten()[unit.argmax()]
+    growth = growth_of(unit)
     if not bool(reached.all()):
-        unit = torch.where(reached, unit, UNREACHABLE * largest)
-    return DifferentiableDistances(unit, growth=growth_of(largest))
+        unit = torch.where(reached, unit, UNREACHABLE * unit.flatten()[unit.argmax()])
+    return DifferentiableDistances(unit, growth=growth)
 
 
 def _subtract_mean(leaf: Tensor, unit: float) -> Tensor:
@@ -210,7 +196,7 @@ def _euclidean(space: EuclideanDistances, leaf: Tensor) -> DifferentiableDistanc
     i, j = space.furthest
     square = (x[i] - x[j]).square().sum()
     if space.squared:
-        return DifferentiableDistances(None, squared_factors(x), growth_of(square))
+        return DifferentiableDistances(*squared_factors(x), growth_of(square))
     return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
 
 
@@ -235,4 +221,4 @@ def by_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) ->
     known = space.factors()
     assert known is not None
     factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
-    return DifferentiableDistances(None, factors, growth_of(columns.flatten()[columns.argmax()]))
+    return DifferentiableDistances(*factors, growth_of(columns))

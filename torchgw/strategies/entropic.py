@@ -27,14 +27,7 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.options import GWOptions
 from torchgw.problem.problem import Problem, StoredProblem
 from torchgw.search.basins import estimate_energy
-from torchgw.solvers.entropic import (
-    descend,
-    finish,
-    precision_warning,
-    refine_by_newton,
-    start_precision_check,
-    with_tolerance,
-)
+from torchgw.solvers.entropic import descend, finish, refine_by_newton, start_precision_check, with_tolerance
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.sampled import solve_by_sampling
@@ -124,7 +117,7 @@ def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float)
         # A plan that is a matching has nothing to be sharpened.
         if float((p * entropy_and_margin(DenseCoupling(solution.plan))[0]).sum() / p.sum()) < SHARP:
             break
-        if (reason := precision_warning(end.cost, epsilon, problem.options)) is not None:
+        if (reason := start_precision_check(end.cost, epsilon, problem.options)()) is not None:
             logger.info("epsilon %.3g is left out: %s", epsilon, reason)
             break
         began, start, colder = time.perf_counter(), end.to(problem.masses[0].dtype), problem.with_epsilon(epsilon)

@@ -10,9 +10,10 @@ import torch
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.kernels.sums import inner_product
 from torchgw.objective.certify import certify, read_block_plan
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
-from torchgw.solvers.low_rank import FactoredProblem, solve_low_rank, warm_factors
+from torchgw.solvers.low_rank import solve_low_rank, warm_factors
 from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.entropic import make_epsilon_step
 from torchgw.strategies.multilevel import solve_on_cells
@@ -31,8 +32,10 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     x, y = (side.label for side in problem.cells)
     chosen = replace(options.low_rank, step=options.low_rank.step * asked.unit)
     start = warm_factors(wide[0], (x, y), first.plan, p, q, chosen, generator)
-    factored = FactoredProblem.of(wide[0], wide[1], p, q, model.epsilon)
-    solution = asked.stage("descent", lambda: solve_low_rank(factored, chosen, generator, start=start, watch=watch))
+    gradient = ExactGradient(wide[0], wide[1], p, q)
+    solution = asked.stage(
+        "descent", lambda: solve_low_rank(gradient, model, chosen, generator, start=start, watch=watch)
+    )
     solved, coupling = time.perf_counter(), solution.coupling
     assert isinstance(coupling, LowRankCoupling)
     assert first.dual is not None

@@ -2,7 +2,7 @@
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.factored_descent`).
+Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.sparse_descent`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.matching import MatchingGradient
 from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.conditional_gradient import DenseProgram, TransportPlans, conditional_gradient
-from torchgw.solvers.entropic import descend, precision_warning
-from torchgw.solvers.factored_descent import FactoredProgram, FactoredState
+from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
+from torchgw.solvers.entropic import descend, start_precision_check
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.solution import Solution
+from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState
 from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.entropic import make_epsilon_step
@@ -72,7 +71,7 @@ def solve_unregularized(problem: StoredProblem, start: WarmStart, history: Histo
     dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
     plan, left = now.plan if start.plan is None else start.plan, max(limit - len(now.history.iteration), 1)
     found = descend_from_plan(problem, plan, dual, now.history, left, kept=start.plan is not None)
-    warning = precision_warning(now.warm_start.cost, epsilon, problem.options)
+    warning = start_precision_check(now.warm_start.cost, epsilon, problem.options)()
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
@@ -138,26 +137,24 @@ def descend_from_plan(
     assert wide is not None
     least, max_iter = torch.finfo(p.dtype).eps * problem.unit, max_iter or problem.options.stopping.max_iter
     loop = Loop(problem.watch, history, max_iter, TOLERANCE, least)
-    # Of plans of few entries, where products of stored matrices take long.
-    gradient = (MatchingGradient.of(wide) if wide.a.device.type == "cpu" else None) or wide
     plan, cost = plan.to(torch.float64, copy=True), None
     if model.is_standard:
         plan = make_feasible(plan, p, q)
         between = _descend_between_factors(problem, plan, dual, kept, loop)
         if between is None:
             loop = replace(loop, max_iter=max(max_iter - len(history.iteration) + before, 1))
-            found, status = conditional_gradient(DenseProgram(gradient, TransportPlans(p, q)), plan, dual, loop)
+            found, status = conditional_gradient(DenseProgram(wide, p, q), plan, dual, loop)
             value, ended, dual = found.value, found.plan, found.dual
-            if isinstance(gradient, MatchingGradient):
+            if wide.has_matrices:
                 a, b = wide.a, wide.b
                 cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
         else:
             sparse, status = between
             value, ended, dual = sparse.value, sparse.plan.to_dense(), sparse.dual
     else:
-        form = ModelForm(model, gradient)
-        program = DenseProgram(form, form.make_polytope(exact, rough))
-        found, status = conditional_gradient(program, form.extend(plan), form.extend_duals(dual), loop)
+        form = ModelForm(model, wide, exact)
+        duals = torch.zeros_like(form.q) if rough else form.extend_duals(dual)
+        found, status = conditional_gradient(form, form.extend(plan), duals, loop)
         value, ended, dual = found.value, form.restrict(found.plan), form.restrict_duals(found.dual)
         ended[ended < NEGLIGIBLE / max(ended.shape)] = 0.0  # what points keep by rounding alone
     return Solution(

@@ -35,11 +35,11 @@ from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.solvers.factored_descent import FactoredProgram, FactoredState, transform_potentials
 from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.solution import CertifiedSolution, Solution
+from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState, transform_potentials
 from torchgw.solvers.transport_costs import Order, TiledCost, union
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect
 from torchgw.strategies.multilevel import climb_to_all_points
@@ -123,7 +123,7 @@ def descend_by_levels(
     duals: tuple[Tensor, Tensor],
     loop: Loop,
 ) -> tuple[FactoredState, Status, History]:
-    """Where they end, and why, see `torchgw.solvers.factored_descent`; O((N + K) r) memory.
+    """Where they end, and why, see `torchgw.solvers.sparse_descent`; O((N + K) r) memory.
 
     Parameters
     ----------
