@@ -97,7 +97,7 @@ def align(
     started = time.perf_counter()
     annealing = min(annealing, max_iter - 1)
     score, plan = torch.empty(n, k, dtype=dtype), torch.empty(n, k, dtype=dtype)
-    tiny, eps = torch.finfo(dtype).tiny, torch.finfo(dtype).eps
+    eps = torch.finfo(dtype).eps
     last_epsilon = epsilon_at(0, epsilon, annealing, factor)
     value, iteration, n_inner = float("inf"), 0, 0
     while iteration < max_iter:
@@ -114,12 +114,8 @@ def align(
             score, log_p, log_q, f + unit * of_row, g + unit * of_column, plan, max_iter=exact_max_iter, **inner
         )
         # Rounding: rows, then columns, are scaled down, and what is missing is added as a rank-one plan.
-        plan.mul_(shrunk(row, plan.sum(-1))[:, None])
-        columns = plan.sum(-2)
-        shrink = shrunk(column, columns)
-        plan.mul_(shrink)
-        missing_p, missing_q = (row - plan.sum(-1)).clamp_min(0.0), (column - columns * shrink).clamp_min(0.0)
-        plan.addr_(missing_p, missing_q / missing_p.sum(-1, keepdim=True).clamp_min(tiny))
+        shrink_p, shrink_q, missing_p, missing_q = rounding(plan, row, column)
+        plan.mul_(shrink_p[:, None]).mul_(shrink_q).addr_(missing_p, missing_q)
         overlap = score.new_zeros(())
         for i in range(0, n, step := max(1, BLOCK // k)):
             overlap += torch.dot(score[i : i + step].flatten(), plan[i : i + step].flatten())
@@ -134,33 +130,29 @@ def align(
             core = s[:, None] * (F.T @ applied(plan, G)) * t
             U, V = (F, G @ core.T) if narrow else (F @ core, G)
 
-    # The last problem, in float64 from centred factors; how far its scores reach says whether float32 carried them.
+    # The last problem, in float64; how far the scores of the descent reach says whether float32 carried them.
     del score, plan
-    A, B, reach = (U - u0) * unit, V - v0, 0.0
+    reach = 0.0
     if dtype == torch.float32:
-        reach = float(torch.linalg.vector_norm(A, dim=1).max() * torch.linalg.vector_norm(B, dim=1).max())
-    A, B = A.double(), B.double()
-    start_f, start_g = (f + unit * of_row).double(), (g + unit * of_column).double()
+        sides = U - U.mean(0), (V - V.mean(0)) * (2 * LOG2E)
+        reach = float(torch.linalg.vector_norm(sides[0], dim=1).max() * torch.linalg.vector_norm(sides[1], dim=1).max())
+        reach /= epsilon
+    U, V = U.double(), V.double()
+    u0, v0 = U.mean(0), V.mean(0)
+    of_row, of_column = U @ v0, V @ u0 - u0 @ v0
+    A, B = (U - u0) * unit, V - v0
     score = A @ B.T
     plan = torch.empty_like(score)
+    start_f, start_g = f.double() + unit * of_row, g.double() + unit * of_column
     end_f, end_g, _, residual, done = scaling(
         score, wide_log_p, wide_log_q, start_f, start_g, plan, max_iter=final_max_iter, **inner
     )
     del score
-
-    # Rounding, as factors for the rows and the columns and a rank-one term.
-    ones_n, ones_k = torch.ones(n, 1, dtype=torch.float64), torch.ones(k, 1, dtype=torch.float64)
-    rows, columns = applied(plan, ones_k)[:, 0], applied_transposed(plan, ones_n)[:, 0]
+    rows, columns = sums(plan)
     residual = max(float((rows - p).abs().sum()), float((columns - q).abs().sum()))
-    shrink_p = shrunk(p, rows)
-    columns = applied_transposed(plan, shrink_p[:, None])[:, 0]
-    shrink_q = shrunk(q, columns)
-    rows = shrink_p * applied(plan, shrink_q[:, None])[:, 0]
-    left, right = (p - rows).clamp_min(0.0), (q - shrink_q * columns).clamp_min(0.0)
-    right = right / left.sum().clamp_min(torch.finfo(torch.float64).tiny)
+    shrink_p, shrink_q, left, right = rounding(plan, p, q)
+    plan.mul_(shrink_p[:, None]).mul_(shrink_q).addr_(left, right)
     round_f, round_g = end_f + shrink_p.log2(), end_g + shrink_q.log2()
-    plan.mul_((round_f - end_f).nan_to_num(nan=0.0).exp2()[:, None])
-    plan.mul_((round_g - end_g).nan_to_num(nan=0.0).exp2()).addr_(left, right)
     off_g = end_g - unit * of_column
     dual = torch.where(q > 0, b.double() + epsilon * LN2 * (off_g - wide_log_q), 0.0)
 
@@ -201,7 +193,7 @@ def align(
         expected += torch.dot(block.flatten(), plan[i : i + step].flatten())
         row_dual[i : i + step] = block.sub_(column_dual).amin(1)
     stationarity = max(2 * float(expected - (p[p > 0] @ row_dual[p > 0] + q[q > 0] @ column_dual[q > 0])), 0.0)
-    rows, columns = applied(plan, ones_k)[:, 0], applied_transposed(plan, ones_n)[:, 0]
+    rows, columns = sums(plan)
     error = max(float((rows - p).abs().sum()), float((columns - q).abs().sum()))
     seconds = {"points": ready - began, "search": started - ready, "solve": ended - started}
     seconds["finish"] = time.perf_counter() - ended
@@ -263,6 +255,22 @@ def applied_transposed(plan: Tensor, V: Tensor) -> Tensor:
     for i in range(0, len(plan), step := max(1, PLAN_BLOCK // plan.shape[1])):
         out += plan[i : i + step].T @ V[i : i + step]
     return out
+
+
+def sums(plan: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the rows and the columns."""
+    n, k = plan.shape
+    return applied(plan, plan.new_ones(k, 1))[:, 0], applied_transposed(plan, plan.new_ones(n, 1))[:, 0]
+
+
+def rounding(plan: Tensor, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Factors of the rows and of the columns, and the rank-one plan x y^T, that bring a plan to its marginals."""
+    shrink_p = shrunk(p, sums(plan)[0])
+    columns = applied_transposed(plan, shrink_p[:, None])[:, 0]
+    shrink_q = shrunk(q, columns)
+    rows = shrink_p * applied(plan, shrink_q[:, None])[:, 0]
+    x, y = (p - rows).clamp_min(0.0), (q - shrink_q * columns).clamp_min(0.0)
+    return shrink_p, shrink_q, x, y / x.sum().clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def shrunk(target: Tensor, actual: Tensor) -> Tensor:
