@@ -677,6 +677,20 @@ MECHANISMS = (
         "vertices",
     ),
     Mechanism(
+        "second-lead",
+        "Semi-relaxed plans are also searched by a partial model.",
+        (model_form.make_search_models,),
+        (
+            Switch(
+                model_form.make_search_models,
+                lambda model, found=model_form.make_search_models: found(model)[:1],
+                lambda given, named, result: len(result) > 1,
+            ),
+        ),
+        MULTISTART,
+        True,
+    ),
+    Mechanism(
         "sharpening",
         "An entropic solve by default ends without entropy, from its plan.",
         (sharp.sharpen,),

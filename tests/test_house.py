@@ -103,12 +103,12 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 # The structure may only shrink. Whoever makes a figure smaller lowers its bound, so that it stays small.
 BOUNDS = {
-    "files": 297,
-    "statements": 28_370,
-    "constants": 772,
-    "records": 215,
+    "files": 293,
+    "statements": 27_900,
+    "constants": 765,
+    "records": 202,
     "shared class names": 0,
-    "participles": 26,
+    "participles": 25,
     "long signatures": 9,
 }
 MANY_ARGUMENTS = 8

@@ -116,9 +116,8 @@ class StoredSolver:
         scaler = Scaler(self.kernel.bind(score), *sides, plan)
         found = iterate_scaling(scaler, first, options=self.options, max_iter=self.options.exact_max_iter)
         ahead = gradient.without_scale if plan.is_cuda and isinstance(gradient, ExactGradient) else None
-        f, g, told, rounding, following = _finish_plan(
-            score, plan, known, found.state, (cost.a, cost.b), self._constraints, at, ahead, self.rounded
-        )
+        terms, model = (cost.a, cost.b), self._constraints if self.rounded else None
+        f, g, told, rounding, following = _finish_plan(score, plan, known, found.state, terms, model, at, ahead)
         end = WarmStart(cost, f, g, epsilon)
         return InnerSolution(DenseCoupling(plan), end, told, following, rounding, *found[1:])
 
@@ -191,15 +190,15 @@ def _finish_plan(
     cost: Centred,
     last: ScalingState,
     terms: tuple[Tensor, Tensor],
-    model: Model,
+    model: Model | None,
     epsilon: float | Tensor,
     gradient: ExactGradient | None,
-    rounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Rounding | None, FactoredCost | None]:
-    """The potentials of the cost as it was, what is told of the plan, how it is rounded, and its own cost."""
+    """The potentials of the cost as it was, what is told of the plan, how it is rounded onto the marginals of a model,
+    if there is one, and its own cost."""
     (centred, *shifts), (f, g, largest) = cost, finish_scaling(plan, last)
-    p, q = (mass.to(plan.dtype) for mass in model.masses) if rounded else (plan.sum(1), plan.sum(0))
-    rounding = round_plan(plan, p, q, model.marginals) if rounded else None
+    p, q = (mass.to(plan.dtype) for mass in model.masses) if model else (plan.sum(1), plan.sum(0))
+    rounding = round_plan(plan, p, q, model.marginals) if model else None
     a, b, one, other = (part.to(p) for part in (centred.a, centred.b, *terms))
     value = replace(centred, a=a, b=b).expectation_from_score(inner(score, plan), epsilon, p, q)
     cancelling = one.abs() @ p + other.abs() @ q
