@@ -213,11 +213,7 @@ def view(name: str, what: str, keys: Sequence[str], *parts: Any) -> Mechanism:
 
 # What replaces mechanisms, where that is more than one of the above.
 
-_improve, _start_sharply, _solve_transport = (
-    crossing.improve_by_offspring,
-    full_starts.make_unregularized_starts,
-    linear_oracle.solve_transport,
-)
+_improve, _solve_transport = crossing.improve_by_offspring, linear_oracle.solve_transport
 
 
 def _no_random_plans(product: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -226,10 +222,6 @@ def _no_random_plans(product: torch.Tensor, count: int, generator: torch.Generat
 
 def _product_alone(asked: Any) -> list[Any]:
     return [full_starts.make_product_candidate(asked)]
-
-
-def _one_start(asked: Any, plan: Any, level: str, origin: str) -> list[Any]:
-    return _start_sharply(asked, plan, level, origin)[-1:]
 
 
 def _without_pairs(
@@ -361,14 +353,6 @@ MECHANISMS = (
         (full_starts.make_proximal_starts, full_starts._candidate_from_plan, entropic.proximal_plan),
         (Switch(full_starts.make_proximal_starts, _product_alone),),
         ENTROPIC,
-        True,
-    ),
-    Mechanism(
-        "start-both-ways",
-        "A rough plan is also annealed, and not only descended from as it is.",
-        (full_starts.make_unregularized_starts,),
-        (Switch(full_starts.make_unregularized_starts, _one_start, lambda given, named, result: len(result) > 1),),
-        MULTISTART,
         True,
     ),
     # Views of graphs.
@@ -638,7 +622,7 @@ MECHANISMS = (
     Mechanism(
         "warm-basis",
         "Linear programs go on from the basis of the vertex before.",
-        (linear_oracle._make_basis,),
+        (),
         (Switch(linear_oracle.solve_transport, _anew, lambda given, named, result: named.get("basis") is not None),),
         ORACLE,
         True,

@@ -119,7 +119,7 @@ LARGE |= {"contest-halving", "warm-assignments"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "landmarks-farthest"}
 SLOW |= {"landmarks-random", "landmarks-spread", "start-all-distributions"}
-SLOW |= {"view-cost", "warm-basis"}
+SLOW |= {"second-lead", "view-cost", "warm-basis"}
 
 
 @cache
@@ -183,7 +183,7 @@ def test_a_solve_ends_without_a_mechanism(name):
 
 @pytest.mark.parametrize(
     ("name", "case"),
-    [("start-both-ways", "few points"), ("contest", "seven nodes"), ("sparse-means", "sparse graphs"),
+    [("start-modes", "few points"), ("contest", "seven nodes"), ("sparse-means", "sparse graphs"),
      ("low-rank-start", "low rank"), ("ladder", "streaming")],
 )  # fmt: skip
 def test_a_solve_ends_without_a_mechanism_fast(name, case):

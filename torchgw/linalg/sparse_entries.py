@@ -22,6 +22,11 @@ def entry_rows(W: Any) -> Array:
     return np.repeat(np.arange(W.shape[0]), np.diff(W.indptr))
 
 
+def entry_values(W: Any, row: Array, column: Array) -> Array:
+    """Values (m,) of a CSR matrix at some places; of none SciPy gives no array."""
+    return np.asarray(W[row, column] if len(row) else (), dtype=W.dtype).ravel()
+
+
 def inner(W: Any, T: Any) -> float:
     """<W, T>."""
     return float(W.multiply(T).sum())

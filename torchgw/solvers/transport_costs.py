@@ -28,7 +28,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
 from torchgw.kernels.tiles import centres, tile_radii
-from torchgw.linalg.sparse_entries import entry_rows, largest_per_row, select_entries
+from torchgw.linalg.sparse_entries import entry_rows, entry_values, largest_per_row, select_entries
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
@@ -141,7 +141,7 @@ class SparseCost:
         (n, k), (row, column) = self.W.shape, divmod(entries, len(dual))
         found: Array = -dual[column]
         inside = (row < n) & (column < k)
-        found[inside] -= np.asarray(self.W[row[inside], column[inside]]).ravel()
+        found[inside] -= entry_values(self.W, row[inside], column[inside])
         return found
 
     def cheapest(self, dual: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array, csr_matrix
 
+from torchgw.linalg.sparse_entries import entry_values
 from torchgw.types import Array
 
 BLOCK_PAIRS = 50_000
@@ -50,9 +51,7 @@ def components(graph: Any) -> tuple[int, Array]:
 
 def entry_positions(graph: Any, row: Array, column: Array) -> Array:
     """Positions (m,) of the entries (row, column), all of which the graph has. O(m log k)."""
-    numbered = csr_array((np.arange(graph.nnz), graph.indices, graph.indptr), shape=graph.shape)
-    found: Array = np.asarray(numbered[row, column])
-    return found
+    return entry_values(csr_array((np.arange(graph.nnz), graph.indices, graph.indptr), shape=graph.shape), row, column)
 
 
 def edge_subgraph(graph: Any, kept: Array) -> Any:
