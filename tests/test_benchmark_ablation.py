@@ -105,17 +105,8 @@ CASES = {
 }
 FAST = ("few points", "tree", "seven nodes", "sparse graphs", "partial", "low rank", "streaming", "without search")
 # Consulted only between more points than tests have.
-LARGE = {
-    "finer-cells",
-    "weighted-level",
-    "weighted-level-modes",
-    "vertex-levels",
-    "flows",
-    "surrogate-gradient",
-    "surrogate-spaces",
-}
-LARGE |= {"between-factors", "curves", "cells-of-curves", "newton", "sharpening"}
-LARGE |= {"contest-halving", "warm-assignments"}
+LARGE = {"finer-cells", "vertex-levels", "flows", "surrogate-gradient", "surrogate-spaces", "contest-halving"}
+LARGE |= {"between-factors", "cells-of-curves", "newton", "sharpening"}
 # Consulted by the slow cases alone.
 SLOW = {"blurred-duals", "cells", "cheap-vertices", "crossing", "diversity", "landmarks-farthest"}
 SLOW |= {"landmarks-random", "landmarks-spread", "start-all-distributions"}
