@@ -24,6 +24,7 @@ from torchgw.search.basins import find_basins, find_basins_with_plans, list_basi
 from torchgw.search.candidate import Candidate
 from torchgw.search.every_point import COMPARED_PAIRS, RACED
 from torchgw.search.full_starts import FEW_PAIRS, PRODUCT, make_unregularized_starts, run_fixed_point
+from torchgw.search.initial_guesses import draw_random_plans
 from torchgw.solvers.model_form import make_search_models
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import pairs_start, plan_start, product_start
@@ -35,6 +36,7 @@ from torchgw.strategies.surrogate import make_surrogate
 SHARP_TIE = 1.25  # an end without entropy may be that much lower than where it began
 NEARLY = 1.03  # of the lowest after one step, which leaves less than that to fall
 SHARP_BASINS_PAIRS, ANNEALED_BASINS_PAIRS = 10_000, 400  # solved from every candidate, and from every annealed one
+RANDOM_PLANS = 8  # that models of few points are gone down from as well
 MODEL_ENDS, MODELS_NEARLY = 4, 1.3  # of models: their ends lie further below one step
 PRODUCT_PAIRS = 1_000_000  # up to which models are also gone down from the product plan
 
@@ -138,6 +140,9 @@ def _search_and_descend_model(problem: StoredProblem) -> Solution:
         plans.append((given, pairs <= FEW_PAIRS, "given"))
     elif given is None and model.alpha > 0 and pairs <= PRODUCT_PAIRS:
         plans.append((p[:, None] * q, True, PRODUCT))
+    if given is None and model.alpha > 0 and pairs <= FEW_PAIRS:
+        drawn = draw_random_plans(p[:, None] * q, RANDOM_PLANS, problem.generator)
+        plans += [(plan, True, "random plan") for plan in drawn]
     if given is None and not watch.should_skip():
         for lead in make_search_models(problem.model)[1:]:
             with watch.within("lead"):

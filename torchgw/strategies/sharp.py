@@ -23,11 +23,12 @@ from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
+from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.conditional_gradient import DenseProgram, conditional_gradient
 from torchgw.solvers.entropic import descend, start_precision_check
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
-from torchgw.solvers.linear_oracle import has_vertex_solver, north_west_corner
+from torchgw.solvers.linear_oracle import equal_masses, has_vertex_solver, north_west_corner
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.model_form import ModelForm
 from torchgw.solvers.solution import Solution
@@ -35,6 +36,7 @@ from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState
 from torchgw.solvers.transport_costs import Order
 from torchgw.solvers.warm_start import WarmStart
 from torchgw.strategies.entropic import make_epsilon_step
+from torchgw.types import is_symmetric
 
 logger = logging.getLogger("torchgw")
 
@@ -44,6 +46,7 @@ STEPS = 4
 PROGRESS = 1e-3
 ANNEALED_TOL, ANNEALED_ITERATIONS = 1e-2, 20  # of linear problems while annealing: of their plans a vertex is read
 TOLERANCE = 1e-6  # of the Frank-Wolfe gap, over the value
+EXCHANGED_PAIRS = 250_000
 FACTORED_PAIRS = 250_000  # from which vertices between factors take less by their entries alone
 NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 
@@ -71,6 +74,7 @@ def solve_unregularized(problem: StoredProblem, start: WarmStart, history: Histo
     dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
     plan, left = now.plan if start.plan is None else start.plan, max(limit - len(now.history.iteration), 1)
     found = descend_from_plan(problem, plan, dual, now.history, left, kept=start.plan is not None)
+    found = _improve_by_exchanges(problem, found, limit)
     warning = start_precision_check(now.warm_start.cost, epsilon, problem.options)()
     return replace(found.add_iterations(now), precision_warning=warning)
 
@@ -78,7 +82,9 @@ def solve_unregularized(problem: StoredProblem, start: WarmStart, history: Histo
 def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: int | None = None) -> Solution:
     """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
     assert start.plan is not None
-    return descend_from_plan(problem, start.plan, start.column_dual(problem.masses[1]), History(), max_iter, rough=True)
+    dual, limit = start.column_dual(problem.masses[1]), problem.options.stopping.max_iter
+    found = descend_from_plan(problem, start.plan, dual, History(), max_iter, rough=True)
+    return found if max_iter == 1 else _improve_by_exchanges(problem, found, limit)
 
 
 def sharpen(problem: StoredProblem, first: Solution) -> Solution:
@@ -96,6 +102,25 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
     step = make_epsilon_step(sharp, found, time.perf_counter() - began, first)
     logger.info("sharpened: %s", step)
     return replace(found.add_iterations(first), path=(*first.path, step))
+
+
+def _improve_by_exchanges(problem: StoredProblem, found: Solution, limit: int) -> Solution:
+    """What exchanges of matches lead to, which steps to first order do not see, between few points of equal masses; a
+    history of ``limit`` entries at most. The same where that is no lower."""
+    (p, q), wide, symmetric = problem.model.masses, problem.wide, all(map(is_symmetric, problem.spaces))
+    assert wide is not None
+    few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in to_host(p, q)))
+    if not few or not problem.model.is_standard or problem.watch.should_skip():
+        return found
+    every = torch.arange(len(p), device=p.device)
+    between = AssignmentProblem(wide.source.rows(every), wide.target.rows(every), symmetric)
+    plan = between.round_and_exchange(found.plan.cpu())
+    if between.value(plan) >= (1 - TOLERANCE) * found.energy:
+        return found
+    assert found.dual is not None
+    with problem.watch.within("exchanged"):
+        left = max(limit - len(found.history.iteration), 1)
+        return descend_from_plan(problem, plan.to(p), found.dual, found.history, left).add_iterations(found)
 
 
 def _anneal(
