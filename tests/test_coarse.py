@@ -22,7 +22,6 @@ from tests.simulated_device import simulated_gpu
 from torchgw import CoarseOptions, EuclideanDistances, PrecomputedDistances, SamplingOptions
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LOG2E
-from torchgw.linalg.centring import factored_modes
 from torchgw.objective.distributions import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
@@ -152,19 +151,6 @@ def test_start_costs_are_finite_distinct_and_of_mean_one() -> None:
     torch.testing.assert_close(costs[:12:2], costs[1:12:2])
     apart = torch.cdist(single.flatten(1), single.flatten(1)) + torch.eye(24) * 9
     assert float(apart.min()) > 1e-3
-
-
-def test_modes_from_factors_are_those_of_their_product() -> None:
-    rng = np.random.default_rng(3)
-    F, mass = torch.from_numpy(rng.normal(size=(40, 6))), torch.from_numpy(random_masses(40, rng))
-    signs = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
-    _, whole = leading_modes((F * signs) @ F.T, mass)
-    for found in (factored_modes(F, signs, mass, 3), factored_modes(F.float(), signs.float(), 7 * mass, 3).double()):
-        torch.testing.assert_close(found * (found * whole).sum(0).sign(), whole, atol=1e-5, rtol=0)
-    for flat in (F[:, :2], F[:, [0, 1, 0, 1]].float() * torch.tensor([1, 1, 2, 3])):  # of rank two, however many
-        few = factored_modes(flat, torch.ones(flat.shape[1], dtype=flat.dtype), mass, 3)
-        assert not few[:, 2].any()
-        assert few[:, :2].any(0).all()
 
 
 def test_leading_modes_are_those_of_the_centred_distances_and_zero_where_there_are_fewer() -> None:

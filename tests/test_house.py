@@ -104,7 +104,7 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 # The structure may only shrink. Whoever makes a figure smaller lowers its bound, so that it stays small.
 BOUNDS = {
     "files": 293,
-    "statements": 27_930,
+    "statements": 27_920,
     "constants": 767,
     "records": 202,
     "shared class names": 0,

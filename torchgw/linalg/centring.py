@@ -36,14 +36,3 @@ def largest_modes(values: Tensor, vectors: Tensor, count: int) -> tuple[Tensor, 
     largest[: len(order)] = values[order]
     modes[:, : len(order)] = vectors[:, order] * values[order].abs().sqrt()
     return largest, modes
-
-
-def factored_modes(F: Tensor, signs: Tensor, mass: Tensor, count: int) -> Tensor:
-    """The modes (N, count) of S = F diag(signs) F^T that are largest in absolute value, from factors F (N, r), masses
-    (N,) of any sum; zero where fewer matter. O(N r^2), and as exact as the dtype of F."""
-    m = (mass / mass.sum()).to(F.dtype)
-    root = m.sqrt()[:, None]
-    Q, R = torch.linalg.qr(root * (F - m @ F))
-    values, vectors = torch.linalg.eigh((R * signs @ R.T).to(torch.float64))
-    modes = largest_modes(values, vectors, count)[1]
-    return torch.where(root > 0, Q @ modes.to(F.dtype) / root, 0.0)
