@@ -85,7 +85,7 @@ def test_what_ranks_cannot_do_they_refuse_before_any_work(tmp_path: Path) -> Non
     assert "rank 1 has another X" in one["another"]
     assert "rank 1 has another options" in one["options"]
     assert "must be 'auto' or 'streaming'" in one["dense"]
-    assert "epsilon must be above 0 or 'auto' where ranks share a solve, got 0" in one["without entropy"]
+    assert "epsilon must be above 0 or 'auto' where processes share a solve, got 0" in one["without entropy"]
     assert "take 'landmark' distances" in one["straight"]
     assert "Y must have a point for each rank, got 2 for 3" in one["few"]
     assert "Y in a file must not be square, got shape (20, 20)" in one["square"]
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_ranks_without_entropy_is_refused(tmp_path: Path) -> Non
     patches = {name: mock.Mock(return_value=value) for name, value in kept.items()}
     with (
         mock.patch.multiple(align, **patches),
-        pytest.raises(ValueError, match="epsilon must be above 0 or 'auto' where ranks share a solve, got 0"),
+        pytest.raises(ValueError, match="epsilon must be above 0 or 'auto' where processes share a solve, got 0"),
     ):
         distributed.resume(tmp_path)
 

@@ -99,7 +99,8 @@ def instance(name: str, value: object, kind: type[Any], hint: str = "") -> None:
     """An object of class ``kind``."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIO" else "a"
-        raise TypeError(f"{name} must be {article} {kind.__name__}{hint}, got {type(value).__name__}")
+        arrived = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be {article} {kind.__name__}{hint}, got {arrived}")
 
 
 def as_numpy(tensor: Tensor) -> Array:

@@ -173,16 +173,16 @@ def _check_arguments(given: dict[str, Any], ranks: Processes) -> dict[str, Any]:
     options = check_options(given["options"])
     if options.strategy not in ("auto", "streaming"):
         raise ValueError(
-            f"options.strategy must be 'auto' or 'streaming' where ranks share a solve, got {options.strategy!r}"
+            f"options.strategy must be 'auto' or 'streaming' where processes share a solve, got {options.strategy!r}"
         )
     if given["gradient_mode"] is not None:
-        raise ValueError("gradient_mode must be None where ranks share a solve; solve in one process")
+        raise ValueError("gradient_mode must be None where processes share a solve; solve in one process")
     if isinstance(given["init"], Readable):
         raise ValueError(
-            "init must be pairs or a matching where ranks share a solve, got a result: init=result.argmax()"
+            "init must be pairs or a matching where processes share a solve, got a result: init=result.argmax()"
         )
     if np.ndim(given["init"]) == 2 and np.asarray(given["init"]).dtype.kind == "f":
-        raise ValueError("init must be pairs or a matching where ranks share a solve, got a plan (N, K)")
+        raise ValueError("init must be pairs or a matching where processes share a solve, got a plan (N, K)")
     _refuse_without_entropy(given["epsilon"])
     if given["device"] is not None and torch.device(given["device"]).type != ranks.device.type:
         raise ValueError(f"device must be that of the group, {str(ranks.device)!r}, got {str(given['device'])!r}")
@@ -199,7 +199,7 @@ def _refuse_without_entropy(epsilon: Any) -> None:
     """Refuse an end without entropy, of a call or of a checkpoint that is resumed."""
     if epsilon == 0:
         raise ValueError(
-            "epsilon must be above 0 or 'auto' where ranks share a solve, got 0: take a small one, or solve without "
+            "epsilon must be above 0 or 'auto' where processes share a solve, got 0: take a small one, or solve without "
             "entropy in one process, torchgw.gw_align"
         )
 

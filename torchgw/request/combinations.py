@@ -164,9 +164,9 @@ EXCLUSIONS = (
     Exclusion("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
     Exclusion("marginals", HELD, {"epsilon": ("zero",)}, "be Balanced(), Partial() or SemiRelaxed(0.0)",
-             "what divergences hold is at no vertex", "use a small epsilon > 0"),
+             "marginals that divergences relax have no optimum without entropy", "use a small epsilon > 0"),
     *(Exclusion("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
-               "vertices stream for squared distances alone", "use strategy='dense'")
+               "without entropy only balanced problems of distances alone stream, with the squared loss", "use strategy='dense'")
       for name, kinds, _ in PLAIN if name != "options.loss"),
     *(Exclusion(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
@@ -179,7 +179,7 @@ EXCLUSIONS = (
     Exclusion("options.gradient", ("sampled",), {"options.loss": NOT_SQUARE}, "be 'auto' or 'exact'",
              "anchors sample the square", "use loss='square'"),
     Exclusion("epsilon", ("zero",), {"gradient_mode": MODES}, "be > 0",
-             "plans without entropy jump", "use a small epsilon > 0"),
+             "a plan without entropy is not differentiable", "use a small epsilon > 0"),
     Exclusion("options.gradient", ("sampled",), {"gradient_mode": MODES}, "be 'auto' or 'exact'",
              "a plan of sampled costs is no fixed point", "use gradient='auto'"),
     Exclusion("options.strategy", ("low-rank", "sparse"), {"gradient_mode": MODES}, "be 'auto', 'dense' or 'streaming'",
@@ -215,7 +215,7 @@ IMPLIED_OPTIONS = (
     Implication({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
     *(
         Implication(
-            {"epsilon": ("zero",), name: kinds}, "strategy", "dense", "vertices stream for squared distances alone"
+            {"epsilon": ("zero",), name: kinds}, "strategy", "dense", "without entropy only balanced problems of distances alone stream, with the squared loss"
         )
         for name, kinds, _ in PLAIN
     ),

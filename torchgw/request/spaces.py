@@ -136,7 +136,7 @@ def warn_of_adjacencies(*spaces: InputSpace, asked: Sequence[str]) -> None:
     found = [s.name for s, kind in zip(spaces, asked, strict=True) if kind == "auto" and _looks_like_edges(s)]
     if found:
         warn_caller(
-            f"{' and '.join(found)} taken for distances, but like an adjacency matrix: most pairs would be at "
+            f"{' and '.join(found)} taken for distances, but looking like an adjacency matrix: most pairs would be at "
             f"distance 0, or all at 0 or 1. distances='adjacency' compares edges, scipy.sparse."
             f"csr_matrix({found[0]}) gives shortest paths, distances='precomputed' says that distances are meant",
             GraphWarning,

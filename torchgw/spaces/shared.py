@@ -71,7 +71,7 @@ def make_shared_providers(
     for space in spaces:
         if not (space.has_factors or space.kind == "checked"):
             raise ValueError(
-                f"{space.name} must have distances with factors where ranks share a solve, got {space.kind!r}: take "
+                f"{space.name} must have distances with factors where processes share a solve, got {space.kind!r}: take "
                 f"'landmark' distances of points or a graph, or a provider with factors, or solve in one process"
             )
     searched = _search_landmarks([space for space in spaces if space.kind != "provider"], options, ranks)
