@@ -23,6 +23,7 @@ from torchgw.objective.sampled import SampledGradient, landmark_control, memory_
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
+from torchgw.spaces.coarsening import Coarsening
 from torchgw.types import DistanceProvider
 
 Result = TypeVar("Result")
@@ -142,12 +143,12 @@ class Problem:
         """Those that share the spaces, and the solve."""
         return ranks_of(self.source)
 
-    def between(
-        self, spaces: tuple[DistanceProvider, DistanceProvider], model: Model, dtype: torch.dtype
-    ) -> StoredProblem:
-        """The same problem between other points, with an exact gradient in this dtype."""
-        gradient = gradient_of(model, ExactGradient(*spaces, model.p.to(dtype), model.q.to(dtype), model.loss))
-        return StoredProblem.of(self, spaces=spaces, model=model, exact=True, gradient=gradient)
+    def coarsen(self, x: Coarsening, y: Coarsening) -> StoredProblem:
+        """The same problem between cells whose distances are factored or stored, with its exact gradient."""
+        assert x.space is not None
+        assert y.space is not None
+        small = Problem.of(self, spaces=(x.space, y.space), model=self.model.coarsen(x, y), exact=True)
+        return StoredProblem.of(small, gradient=make_gradient(small))
 
     def run_on_first(self, task: Callable[[], Result]) -> Result:
         """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""

@@ -60,10 +60,8 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
         state.require_finite()
     solved = time.perf_counter()
     kept = keep_tiles(problem, state)
-    if problem.ranks.count > 1:
-        state = state.without_factors()
-        give_back()
-    found = finish_tiles(problem, kept, state, solution, (began, searched, solved))
+    del state  # which has a row for each point
+    found = finish_tiles(problem, kept, solution, (began, searched, solved))
     if not asked.auto:
         return found
     step = make_epsilon_step(asked, found, sum(found.seconds.values()))
@@ -80,33 +78,28 @@ def _refine_state(
     inner = StreamedSolver(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
     arguments = ExactGradient(x, y, p, q), end, asked.model, inner, options, asked.watch, solution.history
     done = asked.stage("fixed-point", partial(refine_by_newton, *arguments))
-    end = done.warm_start or end
+    end = done.next_start
     assert end.cost is not None
     score = factored_score(end.cost, p, q, asked.epsilon, tol, wide=True)
-    solved = replace(state.last_level, cost=end.cost, score=score)
-    return replace(state, last_level=solved, f=end.f + score.row, g=end.g + score.column), done.add_iterations(solution)
+    state = replace(state, cost=end.cost, score=score, f=end.f + score.row, g=end.g + score.column)
+    return state, done.add_iterations(solution)
 
 
-KeptPlan: TypeAlias = (
-    "tuple[tuple[Tensor, Tensor], TiledPlan, float, str | None]"  # orders of both sides (N,), (K,), position to
-    # point; the last potentials on the tiles that hold mass, in these orders; a bound on the mass that this leaves out
-    # or moves; why float32 could not carry the score, or None
-)
+# Orders of both sides (N,), (K,), position to point; the last potentials on the tiles that hold mass, in these orders;
+# column potentials (K,) in units of cost; a bound on the mass that leaving out tiles loses or moves; and why float32
+# could not carry the score, or None.
+KeptPlan: TypeAlias = tuple[tuple[Tensor, Tensor], TiledPlan, Tensor, float, "str | None"]
 
 
 def finish_tiles(
-    problem: StreamedProblem,
-    kept: KeptPlan,
-    state: MultilevelState,
-    solution: Solution,
-    times: tuple[float, float, float],
+    problem: StreamedProblem, kept: KeptPlan, solution: Solution, times: tuple[float, float, float]
 ) -> CertifiedSolution:
     """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
 
     Two passes over the kept tiles, beside the two of `keep_tiles`.
     """
-    model, ranks, (n, k) = problem.model, problem.ranks, (len(problem.p), len(problem.q))
-    orders, plan, omitted, warning = kept
+    model, ranks, ladder = problem.model, problem.ranks, solution.ladder
+    orders, plan, dual, omitted, warning = kept
     rounded, product, linear, penalty, marginals = _round_plan(problem, orders, plan)
 
     def make_coupling() -> TiledCoupling:
@@ -120,19 +113,21 @@ def finish_tiles(
     coupling = None if problem.has_factors else make_coupling()
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.has_hard_marginals or model.marginals.total is not None
-    residual = rounded.residual if held else max(rounded.residual, state.levels[-1].residual)
-    dual = state.last_level.cost.column_dual(state.g - state.last_level.score.column, problem.q, problem.epsilon)
+    residual = rounded.residual if held else max(rounded.residual, ladder[-1].residual)
+    # The last cost is the gradient of a plan between all points where one of the later rungs made one.
+    exact = problem.has_factors or any(rung.cells == problem.shape and rung.n_iter > 0 for rung in ladder[1:])
     found = read_block_plan(
         coupling,
         product,
         problem.spaces,
         problem.controls,
         model.masses if model.has_hard_marginals else marginals,
-        problem.options.max_memory if problem.exact or max(n, k) <= FEW_POINTS else 0,
+        problem.options.max_memory if problem.exact or max(problem.shape) <= FEW_POINTS else 0,
         problem.generator,
         ranks,
+        linear=linear,
+        penalty=penalty,
     )
-    found = replace(found, linear=linear, penalty=penalty)
     certified = certify(found, dual, problem.spaces, model, problem.unit, problem.generator, ranks)
     quadratic = found.quadratic
     del found
@@ -145,20 +140,20 @@ def finish_tiles(
         *certified,
         times,
         coupling=make_coupling() if coupling is None else coupling,
-        warm_start=state.warm_start if ranks.count == 1 else None,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
         precision_warning=warning,
-        gradient="exact" if state.has_exact_cost else "sampled",
+        gradient="exact" if exact else "sampled",
         omitted=omitted,
-        evaluated=plan.tiles.pairs / (n * k),
+        evaluated=plan.tiles.pairs / math.prod(problem.shape),
     )
 
 
 def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     """The tiles to read; potentials that lifting left rough take a half-step of each side."""
-    score, ranks, options = state.last_level.score, problem.ranks, problem.options
-    n, k = len(state.f), len(state.g)
+    score, ranks, options = state.score, problem.ranks, problem.options
+    n, k = problem.shape
+    dual = state.cost.column_dual(state.g - score.column, problem.q, problem.epsilon)
     # Runs of points near each other, for tiles of any size: cut at multiples of the largest tile, and halved within.
     rows, columns = (
         bisect(side, -(-size // SIZES[-1]), UNIT, problem.kernels.backend, size, ranks).order
@@ -179,7 +174,7 @@ def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     if options.mixed_precision and score.A.dtype == torch.float32:
         reason = unsafe(largest, score.A.shape[1])
         warning = None if reason is None else reason.replace(LAST, "the potentials may have gone astray")
-    return orders, TiledPlan(A, B, f, g, tiles), omitted, warning
+    return orders, TiledPlan(A, B, f, g, tiles), dual, omitted, warning
 
 
 @as_cuda_graph()

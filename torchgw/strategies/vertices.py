@@ -77,8 +77,8 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
         except TransportError as error:
             logger.info("%s; the plan that streamed is returned", error)
             status = Status.TRANSPORT
-    found = finish_tiles(problem, keep_tiles(problem, state), state, solution, (began, searched, time.perf_counter()))
-    return replace(found, status=status)
+    times = began, searched, time.perf_counter()
+    return replace(finish_tiles(problem, keep_tiles(problem, state), solution, times), status=status)
 
 
 def _certify(
