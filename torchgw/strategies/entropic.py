@@ -67,25 +67,23 @@ def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | 
 
 def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
     """The solution with its last linear problem solved to the end, its plan feasible and stored."""
-    model, epsilon, watch, warm = problem.model, problem.epsilon, problem.watch, solution.warm_start
-    assert warm is not None
-    assert warm.cost is not None
-    inner = options.sinkhorn
+    model, epsilon, watch, inner = problem.model, problem.epsilon, problem.watch, options.sinkhorn
+    cost = solution.next_start.cost
+    assert cost is not None
     if watch.should_skip():  # rounding makes any plan feasible
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
-    warning = start_precision_check(warm.cost, epsilon, options)
+    warning = start_precision_check(cost, epsilon, options)
     last = finish(solution, epsilon, model, problem.kernels.stored, inner)
-    assert last.warm_start is not None
-    assert last.stored is not None
     # The plan decides, not the potentials: where they are too large to move, their differences vanish.
     settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = last.history.cost[-1]
     if not problem.exact and not model.is_standard:  # the loop watches its linear problem
-        energy = estimate_energy(problem, last.stored)
+        energy = estimate_energy(problem, DenseCoupling(last.plan))
+    end = last.next_start.to(torch.float64)
     return replace(
         last,
-        warm_start=last.warm_start.to(torch.float64),
-        dual=warm.cost.column_dual(last.warm_start.g, model.q, epsilon),
+        warm_start=end,
+        dual=end.column_dual(model.q),
         energy=energy,
         status=last.status if settled or last.status is Status.CANCELLED else Status.MARGINALS,
         precision_warning=warning(),
@@ -94,9 +92,8 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
 
 def _refine_solution(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
     """The fixed point near a solution, and the options that it was solved with."""
-    assert solution.warm_start is not None
     assert problem.wide is not None
-    start = solution.warm_start.to(torch.float64)
+    start = solution.next_start.to(torch.float64)
     options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
     inner = StoredSolver(problem.kernels.stored, problem.model, options.sinkhorn)
     arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.transfer import to_host
@@ -64,18 +65,17 @@ def solve_unregularized(problem: StoredProblem, start: WarmStart, history: Histo
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
         if left <= 0:
             break
-        assert now.warm_start is not None
-        now = _anneal(problem, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
+        now = _anneal(problem, now.next_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
-    assert now.warm_start is not None
-    assert now.warm_start.cost is not None
-    dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
+    end = now.next_start
+    assert end.cost is not None
+    dual = end.cost.column_dual(end.g.to(torch.float64), problem.q, epsilon)
     plan, left = now.plan if start.plan is None else start.plan, max(limit - len(now.history.iteration), 1)
     found = descend_from_plan(problem, plan, dual, now.history, left, kept=start.plan is not None)
     found = _improve_by_exchanges(problem, found, limit)
-    warning = start_precision_check(now.warm_start.cost, epsilon, problem.options)()
+    warning = start_precision_check(end.cost, epsilon, problem.options)()
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
@@ -165,7 +165,7 @@ def descend_from_plan(
     plan, cost = plan.to(torch.float64, copy=True), None
     if model.is_standard:
         plan = make_feasible(plan, p, q)
-        between = _descend_between_factors(problem, plan, dual, kept, loop)
+        between = _descend_between_factors(problem, wide, plan, dual, kept, loop)
         if between is None:
             loop = replace(loop, max_iter=max(max_iter - len(history.iteration) + before, 1))
             found, status = conditional_gradient(DenseProgram(wide, p, q), plan, dual, loop)
@@ -196,16 +196,14 @@ def descend_from_plan(
 
 
 def _descend_between_factors(
-    problem: StoredProblem, plan: Tensor, dual: Tensor, kept: bool, loop: Loop
+    problem: StoredProblem, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool, loop: Loop
 ) -> tuple[FactoredState, Status] | None:
     """From vertex to vertex between factors; None where spaces have none, points are few or without mass, or where the
     end is above a plan to be ``kept``."""
-    exact, (p, q) = problem.wide, problem.model.masses
-    assert exact is not None
+    p, q = problem.model.masses
     many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
-    if not many or loop.max_iter == 1 or min(p.min(), q.min()) <= 0 or problem.watch.should_skip():
-        return None
-    if exact.source.factors() is None or exact.target.factors() is None:
+    factored = exact.source.factors() is not None and exact.target.factors() is not None
+    if not (many and factored) or loop.max_iter == 1 or min(p.min(), q.min()) <= 0 or problem.watch.should_skip():
         return None
     coupling = DenseCoupling(plan)
     cost = exact(coupling, p)

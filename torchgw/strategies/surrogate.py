@@ -38,9 +38,8 @@ STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK = (
 def approximate_problem(asked: Problem) -> Problem | None:
     """The problem between factors, where products of distances take long, these may be stored to find factors, and the
     factors leave little; else None."""
-    if asked.tol is not None or all(space.factors() is not None for space in asked.spaces):
-        return None
-    if not products_are_slow(asked):
+    factored = all(space.factors() is not None for space in asked.spaces)
+    if asked.tol is not None or factored or not products_are_slow(asked):
         return None
     spaces = asked.stage("factors", partial(approximate_spaces, asked, STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK))
     return None if spaces is None else Problem.of(asked, spaces=spaces)

@@ -28,10 +28,9 @@ from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.certify import PlanStatistics, certify
+from torchgw.objective.certify import certify, read_dense_plan
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
-from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
@@ -64,14 +63,15 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
     problem, state, solution = climb_to_all_points(blurred)
     searched, status = began + solution.seconds["search"], solution.status
     if not asked.watch.should_skip():
-        (p, q), end = asked.model.masses, state.warm_start
-        assert end.cost is not None
-        assert end.epsilon is not None
+        (p, q), cost, score = asked.model.masses, state.cost.to(torch.float64), state.score
         x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
-        duals = end.cost.T.column_dual(end.f, p, end.epsilon), end.cost.column_dual(end.g, q, end.epsilon)
+        duals = (
+            cost.T.column_dual(state.f - score.row, p, score.epsilon),
+            cost.column_dual(state.g - score.column, q, score.epsilon),
+        )
         least = torch.finfo(torch.float64).eps * asked.unit
         loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
-        descent = partial(descend_by_levels, (x, y), p, q, end.cost, duals, loop)
+        descent = partial(descend_by_levels, (x, y), p, q, cost, duals, loop)
         try:
             return _certify(asked, solution, *asked.stage("vertices", descent), (x, y), (began, searched))
         except TransportError as error:
@@ -94,13 +94,12 @@ def _certify(
     (p, q), plan, solved = asked.model.masses, found.plan, time.perf_counter()
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
-    gradient, quadratic = ExactGradient(*spaces, p, q), Objective(max(found.value, 0.0), True, 0.0)
-    marginals, means = (plan.marginal(1), plan.marginal(0)), (gradient.a, gradient.b)
-    read = PlanStatistics(quadratic, gradient(plan, p), means, found.value, marginals)
+    cost = ExactGradient(*spaces, p, q)(plan, p)
+    read = read_dense_plan(plan, spaces, asked.model, 0, asked.generator, cost)
     values, certificate = certify(read, found.dual, spaces, asked.model, asked.unit, asked.generator)
     return solution.with_certificate(
-        marginals,
-        quadratic,
+        (plan.marginal(1), plan.marginal(0)),
+        read.quadratic,
         values,
         replace(certificate, stationarity=found.gap, stationarity_exact=True),
         (*times, solved),
@@ -143,7 +142,6 @@ def descend_by_levels(
         assert x.space is not None
         assert y.space is not None
         means = Model(p, q, 0.0).average_cost(cost, x, y)
-        assert means is not None
         f, g = (cells.means(dual[:, None], mass)[:, 0] for cells, dual, mass in zip((x, y), duals, (p, q), strict=True))
         coarse = partial(descend_by_levels, (x.space, y.space), x.mass, y.mass, means, (f, g), loop)
         found, status, history = loop.watch.stage("cells", coarse)  # of its own, as its loop is another
