@@ -64,8 +64,8 @@ def read_dense_plan(
     generator: torch.Generator,
     cost: FactoredCost | None = None,
 ) -> PlanStatistics:
-    """Of a plan (N, K) that is stored or has few entries, whose exact ``cost`` may be known; the row and column terms of
-    that are means of squares."""
+    """Of a plan (N, K) that is stored, has few entries or a low rank. Its exact ``cost`` may be known, with means of
+    squares as row and column terms."""
     rows, columns = model.marginals_of(stored)
     means = None if cost is None else (cost.a, cost.b)
     if cost is None and is_affordable(*spaces, max_memory):

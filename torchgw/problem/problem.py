@@ -133,12 +133,6 @@ class Problem:
         return self.model.epsilon or (AUTO_START * self.energy_scale if by_gain else SHARP_START * self.unit)
 
     @property
-    def lowers_epsilon(self) -> bool:
-        """Whether epsilon falls on from where it begins, while that sharpens the plan."""
-        falls = self.auto and self.exact and not self.curves and self.tol is None
-        return falls and not (self.has_no_entropy or self.sharpens)
-
-    @property
     def ranks(self) -> Ranks:
         """Those that share the spaces, and the solve."""
         return ranks_of(self.source)

@@ -61,7 +61,13 @@ def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | 
     else:
         solution = solve_by_sampling(problem.gradient, start, model, problem.kernels.stored, options, watch)
     if problem.tol is not None:
-        solution, options = _refine_solution(problem, solution, problem.tol)
+        assert problem.wide is not None
+        end = solution.next_start.to(torch.float64)
+        options = with_tolerance(options, problem.tol, DenseCoupling(end.coupling().to_dense()), problem.model)
+        inner = StoredSolver(problem.kernels.stored, problem.model, options.sinkhorn)
+        arguments = problem.wide, end, problem.model, inner, options, watch, solution.history
+        found = problem.stage("fixed-point", partial(refine_by_newton, *arguments))
+        solution = replace(found.add_iterations(solution), coupling=None)
     return finish_solution(problem, solution, options)
 
 
@@ -90,25 +96,16 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
     )
 
 
-def _refine_solution(problem: StoredProblem, solution: Solution, tol: float) -> tuple[Solution, GWOptions]:
-    """The fixed point near a solution, and the options that it was solved with."""
-    assert problem.wide is not None
-    start = solution.next_start.to(torch.float64)
-    options = with_tolerance(problem.options, tol, DenseCoupling(start.coupling().to_dense()), problem.model)
-    inner = StoredSolver(problem.kernels.stored, problem.model, options.sinkhorn)
-    arguments = problem.wide, start, problem.model, inner, options, problem.watch, solution.history
-    found = problem.stage("fixed-point", partial(refine_by_newton, *arguments))
-    return replace(found.add_iterations(solution), coupling=None), options
-
-
 def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float) -> Solution:
     """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
     p, solution = problem.p, first
     path: tuple[EpsilonStep, ...] = (make_epsilon_step(problem, first, seconds),)
     least = (LEFT_OF_FEW if len(p) * len(problem.q) <= FEW_PAIRS else LEFT) * problem.energy_scale
-    for number in range(1, MOST_STEPS + 1):
+    ends_here = problem.curves or problem.sharpens or problem.has_no_entropy or problem.tol is not None
+    falls = problem.exact and not ends_here
+    for number in range(1, MOST_STEPS + 1 if falls else 1):
         epsilon, end = path[-1].epsilon * RATIO, solution.warm_start
-        left = problem.lowers_epsilon and solution.status.converged and path[-1].value > least
+        left = solution.status.converged and path[-1].value > least
         if not left or end is None or end.cost is None or problem.watch.should_skip():
             break
         # A plan that is a matching has nothing to be sharpened.

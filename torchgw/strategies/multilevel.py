@@ -40,7 +40,6 @@ from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.kernels.tiles import TILE, inverse_permutation
 from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model, mean_cost
-from torchgw.objective.sampled import Control
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.problem.problem import Problem, StoredProblem
@@ -57,7 +56,6 @@ from torchgw.search.coarsen import (
 )
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
-from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.entropic import descend
 from torchgw.solvers.inner import InnerSolver, Sides, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
@@ -98,18 +96,12 @@ class MultilevelState(State):
     levels: tuple[Rung, ...]
     descent: Status
 
-    @property
-    def warm_start(self) -> WarmStart:
-        """To go on from here, in float64."""
-        score = self.score
-        f, g = self.f - score.row, self.g - score.column
-        return WarmStart(self.cost.to(torch.float64), f, g, score.epsilon)
-
     def require_finite(self) -> None:
         """Refuse potentials that are none."""
         if not bool(torch.cat((self.f, self.g)).lt(math.inf).all()):  # NaN as well
-            epsilon = float(self.score.epsilon)
-            raise FloatingPointError(f"epsilon = {epsilon:g} is too small: potentials are beyond what float64 holds")
+            raise FloatingPointError(
+                f"epsilon = {self.score.epsilon:g} is too small: potentials are beyond what float64 holds"
+            )
 
 
 def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelState, Solution]:
@@ -124,9 +116,13 @@ def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelStat
     climb = partial(_climb, problem, first, began)
     state, status, history = problem.stage("climb", climb)
     state.require_finite()
+    warm_start, score = None, state.score
+    if problem.ranks.count == 1:  # without shares
+        f, g = state.f - score.row, state.g - score.column
+        warm_start = WarmStart(state.cost.to(torch.float64), f, g, score.epsilon)
     solution = Solution(
         coupling=None,
-        warm_start=state.warm_start if problem.ranks.count == 1 else None,  # of shares
+        warm_start=warm_start,
         status=status,
         n_iter=state.n_iter,
         n_iter_sinkhorn=state.n_iter_sinkhorn,
@@ -195,7 +191,8 @@ def lift_potentials(
     these factors and potentials and may be the points with these labels; and for either side the L1 marginal error of
     the plan at full size, and its standard error (4,).
 
-    Of a relaxed marginal, the change that another half-step would make.
+    Errors are those of sampled rows and columns, of every point where there are few: O((N + K) r) for each of the 1000
+    points of either side. Of a relaxed marginal, the change that another half-step would make.
     """
     A, B, f, g = cells
     sides = model.constraints_from_logs(model.p.log2(), model.q.log2(), score.epsilon, *offsets)
@@ -206,35 +203,20 @@ def lift_potentials(
         f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
     else:
         f, g = f[labels[0]].double(), g[labels[1]].double()
-    return f, g, _marginal_errors(kernel, (score.A, score.B), sides, (f, g), draws, ranks)
-
-
-def _marginal_errors(
-    kernel: Kernel,
-    factors: tuple[Tensor, Tensor],
-    sides: tuple[MarginalConstraint, MarginalConstraint],
-    potentials: tuple[Tensor, Tensor],
-    draws: list[Tensor | torch.Generator | None],
-    ranks: Ranks,
-) -> Tensor:
-    """The L1 error and its standard error of both marginals (4,), from sampled rows and columns.
-
-    Every point where there are few. O((N + K) r) for each of the 1000 points of either side.
-    """
-    (A, B), found = factors, []
-    for axis, side, own, other, drawn in zip((1, 0), sides, potentials, potentials[::-1], draws, strict=True):
+    errors = []
+    for axis, side, own, other, drawn in zip((1, 0), sides, (f, g), (g, f), draws, strict=True):
         mass = side.log_mass.exp2()
         total, every = mass.sum(), drawn is None
         index = torch.arange(len(mass), device=mass.device) if drawn is None else draw(mass, SAMPLED_POINTS, drawn)
-        some = ranks.gather(A if axis == 1 else B, len(mass), index)
-        bound = kernel.bind(some, B) if axis == 1 else kernel.bind(A, some)
-        softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
+        some = ranks.gather(score.A if axis == 1 else score.B, len(mass), index)
+        bound = kernel.bind(some, score.B) if axis == 1 else kernel.bind(score.A, some)
+        softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(some.dtype), axis), ranks)
         sums = own[index] + softmin.double()
         weight = mass[index] if every else total.expand(len(index)) / len(index)
         wanted = side.restrict(index).sums_after_step(sums - own[index], weight)
         off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
-        found += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
-    return torch.stack(found)
+        errors += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
+    return f, g, torch.stack(errors)
 
 
 def _measure_plan_change(
@@ -428,10 +410,6 @@ class StreamedProblem(Problem):
         return len(self.p), len(self.q)
 
     @property
-    def controls(self) -> tuple[Control, Control]:
-        return self.x.control, self.y.control
-
-    @property
     def has_factors(self) -> bool:
         """Whether both spaces have factors of their own."""
         return self.x.exact and self.y.exact
@@ -479,26 +457,18 @@ def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
     started = time.perf_counter()
     problem = make_streamed_problem(asked)
     began, (x, y) = time.perf_counter(), problem.cells
-    coarse = replace(problem.coarsen(x, y), init=_coarsen_init(problem.init, x, y), tol=None)
-
-    def search() -> Solution:
-        with threads_for(x.count * y.count):
-            return search_and_descend(coarse)
-
-    found = problem.run_on_first(search)
+    init = problem.init
+    if init is not None and init.is_floating_point():
+        init = y.sums(x.sums(init).T).T
+    elif init is not None:
+        init = torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
+    coarse = replace(problem.coarsen(x, y), init=init, tol=None)
+    with threads_for(x.count * y.count):
+        found = problem.run_on_first(partial(search_and_descend, coarse))
     basins = tuple(
         replace(each, matching=y.medoids[each.matching[x.label]], shift=each.shift[x.label]) for each in found.basins
     )
     return problem, replace(found, basins=basins, seconds={"search": began - started + found.seconds["search"]}), began
-
-
-def _coarsen_init(init: Tensor | None, x: Coarsening, y: Coarsening) -> Tensor | None:
-    """The start plan (N, K) or pairs (m, 2) coarsened to cells."""
-    if init is None:
-        return None
-    if not init.is_floating_point():
-        return torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
-    return y.sums(x.sums(init).T).T
 
 
 def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsening, y: Coarsening) -> FactoredCost:

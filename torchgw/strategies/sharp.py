@@ -61,10 +61,13 @@ def solve_unregularized(problem: StoredProblem, start: WarmStart, history: Histo
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
     now, step = _anneal(problem, start, epsilon, history, 0, min(steps, limit)), 1
-    while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.should_skip():
+    while (
+        start.plan is None
+        and epsilon > FALL * problem.epsilon
+        and len(now.history.iteration) < limit
+        and not problem.watch.should_skip()
+    ):
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
-        if left <= 0:
-            break
         now = _anneal(problem, now.next_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
@@ -90,8 +93,7 @@ def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: in
 def sharpen(problem: StoredProblem, first: Solution) -> Solution:
     """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
     settle, or where nothing lower was found."""
-    lost = first.coupling is None and first.stored is None
-    if lost or first.warm_start is None or not first.status.converged or problem.watch.should_skip():
+    if first.warm_start is None or not first.status.converged or problem.watch.should_skip():
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
     sharp = problem.with_epsilon(0.0)
@@ -171,8 +173,8 @@ def descend_from_plan(
             found, status = conditional_gradient(DenseProgram(wide, p, q), plan, dual, loop)
             value, ended, dual = found.value, found.plan, found.dual
             if wide.has_matrices:
-                a, b = wide.a, wide.b
-                cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
+                matrix = found.cost.sub_(wide.a[:, None]).sub_(wide.b)
+                cost = FactoredCost.from_matrix(matrix, wide.a, wide.b)
         else:
             sparse, status = between
             value, ended, dual = sparse.value, sparse.plan.to_dense(), sparse.dual

@@ -62,17 +62,15 @@ def solve_streaming(asked: Problem) -> CertifiedSolution:
     kept = keep_tiles(problem, state)
     del state  # which has a row for each point
     found = finish_tiles(problem, kept, solution, (began, searched, solved))
-    if not asked.auto:
-        return found
-    step = make_epsilon_step(asked, found, sum(found.seconds.values()))
-    return replace(found, path=(replace(step, value=found.values.total),))
+    seconds = sum(found.seconds.values())
+    return replace(found, path=(make_epsilon_step(asked, found, seconds),)) if asked.auto else found
 
 
 def _refine_state(
     asked: Problem, state: MultilevelState, solution: Solution, tol: float
 ) -> tuple[MultilevelState, Solution]:
     """The fixed point between all points, near where the climb ended."""
-    (p, q), kernels, end = asked.model.masses, asked.kernels, state.warm_start
+    (p, q), kernels, end = asked.model.masses, asked.kernels, solution.next_start
     x, y = (space.to(p.device, torch.float64) for space in asked.spaces)
     options = with_tolerance(asked.options, tol, end.coupling(), asked.model)
     inner = StreamedSolver(kernels.streamed, kernels.tiled, asked.model, options.sinkhorn, 0.0)
@@ -120,7 +118,7 @@ def finish_tiles(
         coupling,
         product,
         problem.spaces,
-        problem.controls,
+        (problem.x.control, problem.y.control),
         model.masses if model.has_hard_marginals else marginals,
         problem.options.max_memory if problem.exact or max(problem.shape) <= FEW_POINTS else 0,
         problem.generator,
@@ -140,6 +138,7 @@ def finish_tiles(
         *certified,
         times,
         coupling=make_coupling() if coupling is None else coupling,
+        energy=certified[0].total,
         status=solution.status if reached else Status.MARGINALS,
         marginal_residual=residual,
         precision_warning=warning,
@@ -163,17 +162,15 @@ def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     orders = rows, columns
     (A, B), (f, g, p, q), reached = _sort_into_tiles((score.A, score.B), numbers, orders, n * k <= EVERY_PAIR, ranks)
     tiles, omitted = select_tiles(A, B, f, g, p, q, options.ladder.omitted, ranks)
-    told = [reached.double()]
+    raised = reached.new_zeros(())
     if problem.model.is_standard and problem.tol is None and inner_tolerance(problem) < state.levels[-1].residual:
         f, g, raised = sweep_tiles(problem.kernels.tiled, A, B, tiles, f, g, p, q)
-        told.append(raised)
-    largest, *more = to_host(torch.stack(told))[0].tolist()
-    for raised in more:
-        omitted *= 2.0 ** max(raised, 0.0)  # tiles that are left out would have gained as much, at most
-    warning = None
-    if options.mixed_precision and score.A.dtype == torch.float32:
-        reason = unsafe(largest, score.A.shape[1])
-        warning = None if reason is None else reason.replace(LAST, "the potentials may have gone astray")
+    largest, most = to_host(torch.stack((reached.double(), raised.double())))[0].tolist()
+    omitted *= 2.0 ** max(most, 0.0)  # tiles that are left out would have gained as much, at most
+    narrow = options.mixed_precision and score.A.dtype == torch.float32
+    warning = unsafe(largest, score.A.shape[1]) if narrow else None
+    if warning is not None:
+        warning = warning.replace(LAST, "the potentials may have gone astray")
     return orders, TiledPlan(A, B, f, g, tiles), dual, omitted, warning
 
 
@@ -262,9 +259,8 @@ def select_tiles(
     n, k = len(f), len(g)
     if share == 0 or n * k <= EVERY_PAIR:
         return all_tiles(n, k, TILE, A.device), 0.0
-    if n * k < SEPARABLE_PAIRS.get(A.device.type, 0.0):
-        return choose_tiles(A, B, f, g, (p, q), TILE, share, ranks)[:2]
-    for size in SIZES:
+    many = n * k >= SEPARABLE_PAIRS.get(A.device.type, 0.0)
+    for size in SIZES if many else ():
         squares = [_mean_square_radius(side, count, size, ranks) for side, count in ((A, n), (B, k))]
         if USUALLY_ABOVE * LN2**2 / 2 * squares[0] * squares[1] <= DISPLACED * share:
             # What a run loses could all be of one of its points.

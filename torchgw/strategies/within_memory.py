@@ -27,10 +27,9 @@ from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.multilevel import solve_from_cells
-from torchgw.strategies.sparse import solve_sparse_graphs
+from torchgw.strategies.sparse import solve_by_vertices, solve_sparse_graphs
 from torchgw.strategies.streaming import solve_streaming
 from torchgw.strategies.surrogate import approximate_problem
-from torchgw.strategies.vertices import solve_by_vertices
 from torchgw.types import OutOfMemoryWarning
 
 Result = TypeVar("Result")
