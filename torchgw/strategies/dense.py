@@ -1,4 +1,5 @@
-"""One solve, from providers to a feasible plan with its certificate: search, descent, finish, bounds."""
+"""One solve, from providers to a feasible plan with its certificate: search, descent,
+finish, bounds."""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ PRODUCT_PAIRS = 1_000_000  # up to which models are also gone down from the prod
 def solve_dense(
     asked: Problem, streamed: CertifiedSolution | None = None, begin: Callable[[StoredProblem], Solution] | None = None
 ) -> CertifiedSolution:
-    """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by default a search on all
-    points; one that was ``streamed`` only ends here, and comes back as it is where nothing lower is found."""
+    """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by
+    default a search on all points; one that was ``streamed`` only ends here, and comes back
+    as it is where nothing lower is found."""
     began = time.perf_counter()
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
@@ -100,8 +102,8 @@ def _leave_surrogate(problem: StoredProblem, found: Solution) -> Solution:
 
 
 def search_and_descend(problem: StoredProblem) -> Solution:
-    """The lowest end of what a search found, with its basins: on all points, or for models without entropy between
-    landmarks where that brings plans."""
+    """The lowest end of what a search found, with its basins: on all points, or for models
+    without entropy between landmarks where that brings plans."""
     began, first, led = time.perf_counter(), problem, None
     searches_model = problem.has_no_entropy and not problem.model.is_standard
     if searches_model:
@@ -125,7 +127,8 @@ def search_and_descend(problem: StoredProblem) -> Solution:
 
 
 def _spread_free_masses(problem: StoredProblem) -> StoredProblem:
-    """The problem without entropy, with equal masses on a side that is free: they are no part of the objective."""
+    """The problem without entropy, with equal masses on a side that is free: they are no
+    part of the objective."""
     model = problem.model
     p, q = (
         torch.full_like(mass, float(mass.sum()) / len(mass)) if rho == 0 else mass
@@ -137,9 +140,9 @@ def _spread_free_masses(problem: StoredProblem) -> StoredProblem:
 def _descend_from_other_plans(
     problem: StoredProblem, found: Solution, candidates: list[Candidate]
 ) -> tuple[Solution, list[Candidate]]:
-    """The lowest end of a model, and the candidates with that one first, after descents from plans that no search
-    brings: the one that was given, or else the product plan and random ones between few points, and where the
-    objectives of simpler models led."""
+    """The lowest end of a model, and the candidates with that one first, after descents
+    from plans that no search brings: the one that was given, or else the product plan and
+    random ones between few points, and where the objectives of simpler models led."""
     (p, q), given, watch = problem.model.masses, problem.init, problem.watch
     pairs, quiet = p.numel() * q.numel(), replace(problem, watch=watch.without_callback())
     quadratic = given is None and problem.model.alpha > 0
@@ -173,12 +176,15 @@ def _with_solution(candidate: Candidate, solution: Solution) -> Candidate:
 
 
 def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
-    """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
+    """The lowest end among the best candidate and those as good as it, and the candidates
+    with that one first.
 
-    Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
-    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
-    without entropy are solved from every candidate. Of candidates that bring plans only those are solved that are
-    nearly as low as the lowest after one step, beyond 20 x 20 points; and the lowest once more, annealed further.
+    Energies of the search come from a few iterations, so near-equal ones are solved to the
+    end before one is called the best or the matching ambiguous; the lowest is that of what
+    the loop minimises, the entropy too. Small problems without entropy are solved from
+    every candidate. Of candidates that bring plans only those are solved that are nearly as
+    low as the lowest after one step, beyond 20 x 20 points; and the lowest once more,
+    annealed further.
     """
     best, sharp, model = candidates[0], problem.has_no_entropy, problem.model
     slack, pairs = TINY * problem.unit, len(problem.p) * len(problem.q)  # energies are known no better
@@ -230,8 +236,9 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
 def _rank_after_one_step(
     problem: StoredProblem, candidates: list[Candidate], chosen: list[Candidate], nearly: float
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """The candidates, first the ``chosen`` after a conditional gradient from the plans that they bring, the lowest
-    first; and those of these that are ``nearly`` as low as the lowest."""
+    """The candidates, first the ``chosen`` after a conditional gradient from the plans that
+    they bring, the lowest first; and those of these that are ``nearly`` as low as the
+    lowest."""
     raced, quiet = list[Candidate](), replace(problem, watch=problem.watch.without_callback())
     for position, candidate in enumerate(chosen):
         if position and problem.watch.should_skip():
@@ -248,7 +255,8 @@ def _rank_after_one_step(
 
 
 def find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsening | None]:
-    """What the user gave, else what the coarse stage found, the best first, else the product plan."""
+    """What the user gave, else what the coarse stage found, the best first, else the
+    product plan."""
     init = problem.init
     log_p, log_q = (mass.log2() for mass in problem.masses)
     if init is None and problem.options.coarse is not None:

@@ -1,15 +1,18 @@
-"""The optimum with entropy from one start: fixed-point iterations, and the last linear problem solved to the end.
+"""The optimum with entropy from one start: fixed-point iterations, and the last linear
+problem solved to the end.
 
 An epsilon that is left to the solve is lowered from its start while that sharpens the plan:
 
     epsilon_0 = 0.01 gain,   epsilon_{k+1} = epsilon_k / 3, each solved from the plan before
 
-The start is large enough to find the basin and small beside what there is to gain. The plan then follows its optimum
-down while it is no matching yet, its value is far above zero and still falls, and matches still change: blur that costs
-nothing keeps potentials smooth and solves short. A step that does not converge, or whose scores float32 cannot carry,
-is not taken.
+The start is large enough to find the basin and small beside what there is to gain. The plan
+then follows its optimum down while it is no matching yet, its value is far above zero and
+still falls, and matches still change: blur that costs nothing keeps potentials smooth and
+solves short. A step that does not converge, or whose scores float32 cannot carry, is not
+taken.
 
-Source: K. Rose, "Deterministic annealing for clustering, compression, classification, regression", 1998.
+Source: K. Rose, "Deterministic annealing for clustering, compression, classification,
+regression", 1998.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ ROUNDING_SLACK = 2.0
 LAST_ITERATIONS = 100  # of the last solve of a run that was ended from outside
 RATIO = 1 / 3
 MOST_STEPS = 3
-# Of the gain: a value below has nothing left that is worth a step; between few points steps are cheap.
+# Of the gain: a value below has nothing left that is worth a step; between few points steps
+# are cheap.
 LEFT, LEFT_OF_FEW, FEW_PAIRS = 0.02, 0.002, 2_000_000
 FALL = 0.05  # of the value, that a step must have brought to be followed by another
 SHARP = 0.05  # mean entropy of the rows, below which a plan is a matching
@@ -49,8 +53,8 @@ MOVED = 0.01  # of the mass, whose match a step must have changed likewise
 
 
 def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
-    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is given. A ``history`` is
-    gone on with."""
+    """The entropic optimum at ``problem.epsilon``, or its fixed point, where a tolerance is
+    given. A ``history`` is gone on with."""
     options, watch, model = problem.options, problem.watch, replace(problem.model, epsilon=problem.epsilon)
     if problem.exact:
         metric = all(map(is_metric, problem.spaces))
@@ -72,7 +76,8 @@ def solve_entropic(problem: StoredProblem, start: WarmStart, history: History | 
 
 
 def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptions) -> Solution:
-    """The solution with its last linear problem solved to the end, its plan feasible and stored."""
+    """The solution with its last linear problem solved to the end, its plan feasible and
+    stored."""
     model, epsilon, watch, inner = problem.model, problem.epsilon, problem.watch, options.sinkhorn
     cost = solution.next_start.cost
     assert cost is not None
@@ -80,7 +85,8 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
         inner = replace(inner, final_max_iter=min(inner.final_max_iter, LAST_ITERATIONS))
     warning = start_precision_check(cost, epsilon, options)
     last = finish(solution, epsilon, model, problem.kernels.stored, inner)
-    # The plan decides, not the potentials: where they are too large to move, their differences vanish.
+    # The plan decides, not the potentials: where they are too large to move, their
+    # differences vanish.
     settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = last.history.cost[-1]
     if not problem.exact and not model.is_standard:  # the loop watches its linear problem
@@ -97,7 +103,8 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
 
 
 def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float) -> Solution:
-    """The solution where epsilon stops falling, from ``first``, at the epsilon asked for, which took these seconds."""
+    """The solution where epsilon stops falling, from ``first``, at the epsilon asked for,
+    which took these seconds."""
     p, solution = problem.p, first
     path: tuple[EpsilonStep, ...] = (make_epsilon_step(problem, first, seconds),)
     least = (LEFT_OF_FEW if len(p) * len(problem.q) <= FEW_PAIRS else LEFT) * problem.energy_scale
@@ -130,7 +137,8 @@ def continue_in_epsilon(problem: StoredProblem, first: Solution, seconds: float)
 
 
 def make_epsilon_step(problem: Problem, found: Solution, seconds: float, before: Solution | None = None) -> EpsilonStep:
-    """What is told of the epsilon asked for, which begins a path, or goes on from a solution ``before``."""
+    """What is told of the epsilon asked for, which begins a path, or goes on from a
+    solution ``before``."""
     moved = 0.0
     if before is not None:
         moved = float(problem.p @ (found.matching != before.matching).to(problem.p) / problem.p.sum())

@@ -1,4 +1,5 @@
-"""A solve for a coupling of low rank: the search on cells says where to begin, the rest is mirror descent."""
+"""A solve for a coupling of low rank: the search on cells says where to begin, the rest is
+mirror descent."""
 
 from __future__ import annotations
 

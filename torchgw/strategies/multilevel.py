@@ -8,12 +8,14 @@
       v
     small enough?  else four times as many cells, cut by how differently points see the other space, ... , all points
 
-Replaced by means of factors, cells are quadrature nodes of second order, so few suffice. Potentials are lifted only
-after they were solved for the very gradient that they are lifted with: otherwise a small change of the gradient,
-divided by epsilon, shows up whole in the marginals.
+Replaced by means of factors, cells are quadrature nodes of second order, so few suffice.
+Potentials are lifted only after they were solved for the very gradient that they are lifted
+with: otherwise a small change of the gradient, divided by epsilon, shows up whole in the
+marginals.
 
-A dense solve between curves begins here, too. On curves cells are quadrature nodes that a plan of all points hardly
-differs from, so descents on all points would only repeat what those on cells did, at many times their cost:
+A dense solve between curves begins here, too. On curves cells are quadrature nodes that a
+plan of all points hardly differs from, so descents on all points would only repeat what
+those on cells did, at many times their cost:
 
     search and descent on cells -> the climb to all points -> their linear problem solved in float64, and rounded
 """
@@ -105,7 +107,8 @@ class MultilevelState(State):
 
 
 def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelState, Solution]:
-    """The streamed problem, where the climb from its first cells ends, and the same as a solution without its plan.
+    """The streamed problem, where the climb from its first cells ends, and the same as a
+    solution without its plan.
 
     Raises
     ------
@@ -135,8 +138,8 @@ def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelStat
 
 
 def _climb(problem: StreamedProblem, first: Solution, started: float) -> tuple[MultilevelState, Status, History]:
-    """From the solution between the first cells, on which time was spent since ``started``, to all points; the history
-    is that of all descents."""
+    """From the solution between the first cells, on which time was spent since ``started``,
+    to all points; the history is that of all descents."""
     history, (x, y) = first.history, problem.cells
     g = first.next_start.g
 
@@ -187,12 +190,14 @@ def lift_potentials(
     draws: list[Tensor | torch.Generator | None],
     ranks: Ranks,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells, which have
-    these factors and potentials and may be the points with these labels; and for either side the L1 marginal error of
-    the plan at full size, and its standard error (4,).
+    """Potentials of all points (N,), (K,), float64, by one half-step of each against the
+    other side's cells, which have these factors and potentials and may be the points with
+    these labels; and for either side the L1 marginal error of the plan at full size, and
+    its standard error (4,).
 
-    Errors are those of sampled rows and columns, of every point where there are few: O((N + K) r) for each of the 1000
-    points of either side. Of a relaxed marginal, the change that another half-step would make.
+    Errors are those of sampled rows and columns, of every point where there are few: O((N +
+    K) r) for each of the 1000 points of either side. Of a relaxed marginal, the change that
+    another half-step would make.
     """
     A, B, f, g = cells
     sides = model.constraints_from_logs(model.p.log2(), model.q.log2(), score.epsilon, *offsets)
@@ -241,7 +246,8 @@ def _measure_plan_change(
 
 
 def _solve_next_level(problem: StreamedProblem, state: MultilevelState, history: History) -> MultilevelState:
-    """The next rung, started from the potentials of all points, with a descent where it has a gradient of its own."""
+    """The next rung, started from the potentials of all points, with a descent where it has
+    a gradient of its own."""
     began, old = time.perf_counter(), state.score
     rows, columns = state.levels[-1].cells
     x = make_cells(problem, problem.x, 0, old.A, GROWTH * rows)
@@ -250,8 +256,8 @@ def _solve_next_level(problem: StreamedProblem, state: MultilevelState, history:
     g = y.means((state.g - old.column)[:, None], problem.q)[:, 0]
     complete, stored = (x.count, y.count) == problem.shape, _stores_plan(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
-    # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
-    # they are exact, or where all points are few.
+    # Beyond rungs that store their plan only a demand for precision is worth new gradients,
+    # and those can be had where they are exact, or where all points are few.
     pays = stored or (not loose and (problem.has_factors or complete))
     if x.space is None or y.space is None or not pays:
         return _solve_level(problem, x, y, state.cost, g, state.descent, (0, 0), state, began)
@@ -285,7 +291,8 @@ def _solve_level(
     last: MultilevelState | None,
     began: float,
 ) -> MultilevelState:
-    """A rung on all points: the cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score, lifted.
+    """A rung on all points: the cells' potentials for ``cost``, from warm ones g (n',) of
+    its uncentred score, lifted.
 
     descent : how the last descent ended.
     spent : outer and inner iterations of it, where it was on this rung.
@@ -301,8 +308,8 @@ def _solve_level(
     A, B, sides, f, g = _begin_level(problem.kernels.streamed, g, model, score, offsets, x, y, ranks)
     stored, whole = _stores_plan(problem, x, y), (x.count, y.count) == problem.shape
     if not stored:
-        # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no
-        # lift.
+        # What a stored rung leaves unsolved is lifted; on a larger one every iteration
+        # counts, and all points need no lift.
         tol = max(tol, LEFT * wanted)
     most = max(options.sinkhorn.final_max_iter, 2)  # two are the fewest that say how far
     inner = _make_inner_solver(problem, x, y, replace(options.sinkhorn, exact_max_iter=most, tol=tol))
@@ -360,8 +367,8 @@ def _begin_level(
     y: Cells,
     ranks: Ranks,
 ) -> tuple[Tensor, Tensor, Sides, Tensor, Tensor]:
-    """The linear problem between cells for a score on all points: means of its factors, the sides, and potentials from
-    warm ones g (n',) of the uncentred score."""
+    """The linear problem between cells for a score on all points: means of its factors, the
+    sides, and potentials from warm ones g (n',) of the uncentred score."""
     small, p, q = model.coarsen(x, y), model.p, model.q
     means = x.means(offsets[0][:, None], p)[:, 0], y.means(offsets[1][:, None], q)[:, 0]
     log_p, log_q = (mass.log2().to(score.A.dtype) for mass in small.masses)
@@ -372,7 +379,8 @@ def _begin_level(
 
 
 def inner_tolerance(problem: StreamedProblem) -> float:
-    """Of the inner solves: a tenth of what the marginals may be off by, or what the options ask for."""
+    """Of the inner solves: a tenth of what the marginals may be off by, or what the options
+    ask for."""
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
 
 
@@ -395,7 +403,8 @@ FEWEST = 16
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedProblem(Problem):
-    """A problem whose plans between all points are not stored; its spaces serve the loop's dtype.
+    """A problem whose plans between all points are not stored; its spaces serve the loop's
+    dtype.
 
     x, y : the spaces with their masses and factors, their own or those of landmarks.
     cells : those that the search and the first descent are between.
@@ -437,8 +446,8 @@ def make_streamed_problem(problem: Problem) -> StreamedProblem:
 
 
 def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
-    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
-    point where that is more than two thirds of them."""
+    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d),
+    the ranks' shares, or every point where that is more than two thirds of them."""
     n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
     if 3 * count > 2 * n:
         order = bisect(features, -(-n // TILE), TILE, backend, n, ranks).order
@@ -452,8 +461,8 @@ def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Ten
 
 
 def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
-    """The streamed problem, its solution between the first cells with the basins of the search, as matchings of all
-    points, and when that was begun."""
+    """The streamed problem, its solution between the first cells with the basins of the
+    search, as matchings of all points, and when that was begun."""
     started = time.perf_counter()
     problem = make_streamed_problem(asked)
     began, (x, y) = time.perf_counter(), problem.cells
@@ -472,7 +481,8 @@ def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
 
 
 def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsening, y: Coarsening) -> FactoredCost:
-    """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
+    """The cost of the whole objective on all points, of a plan between cells; sampled where
+    not both have factors."""
     model, sides = problem.model, (problem.x, problem.y)
     small = model.coarsen(x, y)
     rows, columns = small.marginals_of(coupling)

@@ -1,8 +1,10 @@
-"""The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
+"""The optimum without entropy: epsilon annealed down while the value falls, then
+conditional gradients.
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.sparse_descent`).
+Between many points that have factors, plans and vertices have few entries
+(`torchgw.solvers.sparse_descent`).
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 def solve_unregularized(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
 
-    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials."""
+    Conditional gradients begin from the plan of a start that brings one, and annealing only
+    finds potentials."""
     # A search that has cooled further is gone on from where it came to.
     epsilon, history = min(problem.epsilon, start.epsilon or math.inf), History() if history is None else history
     limit = len(history.iteration) + problem.options.stopping.max_iter
@@ -83,7 +86,8 @@ def solve_unregularized(problem: StoredProblem, start: WarmStart, history: Histo
 
 
 def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: int | None = None) -> Solution:
-    """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
+    """The stationary plan that conditional gradients reach from the plan of a start, beside
+    its own potentials."""
     assert start.plan is not None
     dual, limit = start.column_dual(problem.masses[1]), problem.options.stopping.max_iter
     found = descend_from_plan(problem, start.plan, dual, History(), max_iter, rough=True)
@@ -91,8 +95,8 @@ def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: in
 
 
 def sharpen(problem: StoredProblem, first: Solution) -> Solution:
-    """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
-    settle, or where nothing lower was found."""
+    """The optimum without entropy that an entropic one becomes, at the end of its path;
+    that one where it did not settle, or where nothing lower was found."""
     if first.warm_start is None or not first.status.converged or problem.watch.should_skip():
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
@@ -107,8 +111,9 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
 
 
 def _improve_by_exchanges(problem: StoredProblem, found: Solution, limit: int) -> Solution:
-    """What exchanges of matches lead to, which steps to first order do not see, between few points of equal masses; a
-    history of ``limit`` entries at most. The same where that is no lower."""
+    """What exchanges of matches lead to, which steps to first order do not see, between few
+    points of equal masses; a history of ``limit`` entries at most. The same where that is
+    no lower."""
     (p, q), wide, symmetric = problem.model.masses, problem.wide, all(map(is_symmetric, problem.spaces))
     assert wide is not None
     few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in to_host(p, q)))
@@ -200,8 +205,8 @@ def descend_from_plan(
 def _descend_between_factors(
     problem: StoredProblem, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool, loop: Loop
 ) -> tuple[FactoredState, Status] | None:
-    """From vertex to vertex between factors; None where spaces have none, points are few or without mass, or where the
-    end is above a plan to be ``kept``."""
+    """From vertex to vertex between factors; None where spaces have none, points are few or
+    without mass, or where the end is above a plan to be ``kept``."""
     p, q = problem.model.masses
     many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
     factored = exact.source.factors() is not None and exact.target.factors() is not None

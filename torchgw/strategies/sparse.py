@@ -4,17 +4,20 @@ Between many points that have factors, a streamed plan leads to vertices:
 
     potentials of a small epsilon on all points -> entries that they leave -> conditional gradients between vertices
 
-The end is a plan of about N + K entries with its dual potentials, which bound the cost of every pair of points.
+The end is a plan of about N + K entries with its dual potentials, which bound the cost of
+every pair of points.
 
 Many points have conditional gradients between vertices of cells first:
 
     cost and potentials of all points -> their means on cells -> vertices between these, stationary
         -> the cost of that plan, and the entries of matched cells, on all points -> a few steps between their vertices
 
-A step has the cheapest few entries of each point, so that no match moves further than these reach: from a blurred plan
-of many points it takes very many steps, between cells a dozen, and from there two or three.
+A step has the cheapest few entries of each point, so that no match moves further than these
+reach: from a blurred plan of many points it takes very many steps, between cells a dozen,
+and from there two or three.
 
-Between two sparse matrices, graphs are matched, and conditional gradients begin from the matching. The value is exact.
+Between two sparse matrices, graphs are matched, and conditional gradients begin from the
+matching. The value is exact.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ from torchgw.types import Array, DistanceProvider
 
 logger = logging.getLogger("torchgw")
 
-# Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which takes seconds, and where not.
+# Of the Frank-Wolfe gap, over the value; where linear problems are flows, each of which
+# takes seconds, and where not.
 TOLERANCE, FLOWS_TOLERANCE = 1e-5, 1e-2
 GRAPH_TOLERANCE = 1e-6  # the same between sparse matrices
 CELL = 8  # points of a cell, at most
@@ -72,8 +76,8 @@ MOST_WITHIN = 2**23  # pairs of points of matched cells, the cheapest, that a fi
 
 
 def solve_by_vertices(asked: Problem) -> CertifiedSolution:
-    """Solve without entropy, with memory for a few entries of each point; where no vertex is found, the plan that
-    streamed."""
+    """Solve without entropy, with memory for a few entries of each point; where no vertex
+    is found, the plan that streamed."""
     began = time.perf_counter()
     blurred = replace(asked, model=asked.model.with_epsilon(FALL * asked.epsilon), auto=False, sharpens=False)
     problem, state, solution = climb_to_all_points(blurred)
@@ -144,7 +148,8 @@ def descend_by_levels(
     ----------
     spaces : with factors, in float64.
     p, q : masses (N,), (K,), positive.
-    cost, duals : of the linear problem to begin with, and potentials (N,), (K,) near its own.
+    cost, duals : of the linear problem to begin with, and potentials (N,), (K,) near its
+        own.
 
     Raises
     ------
@@ -195,7 +200,8 @@ def _make_cells(space: DistanceProvider, mass: Tensor) -> Coarsening:
 
 
 def expand_cell_pairs(plan: SparseCoupling, rows: Cells, columns: Cells) -> Array:
-    """Flat positions, ascending, of the pairs of points whose cells a plan between cells matches."""
+    """Flat positions, ascending, of the pairs of points whose cells a plan between cells
+    matches."""
     sides = []
     for cells in (rows, columns):
         label = cells.label.cpu().numpy()
@@ -207,7 +213,8 @@ def expand_cell_pairs(plan: SparseCoupling, rows: Cells, columns: Cells) -> Arra
 
 
 def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
-    """Solve with memory for the entries of D_X T D_Y; on the CPU, whatever the device of the masses."""
+    """Solve with memory for the entries of D_X T D_Y; on the CPU, whatever the device of
+    the masses."""
     began = time.perf_counter()
     model, watch, options = asked.model, asked.watch, asked.options
     X, Y = asked.spaces
@@ -252,7 +259,8 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
 def _list_basins(
     asked: Problem, basins: tuple[Basin, ...], coupling: SparseCoupling, value: float
 ) -> tuple[Basin, ...]:
-    """The basins with the plan that the best one ended in; matchings differ by the mass that they match otherwise."""
+    """The basins with the plan that the best one ended in; matchings differ by the mass
+    that they match otherwise."""
     last, p = coupling.argmax(1), asked.p.double() / asked.p.sum()
     found = list[Basin]()
     for basin in basins:
@@ -265,7 +273,8 @@ def _list_basins(
 
 
 def _group_ends(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ...]:
-    """Ends that agree in values and in the matches of most of the mass, with how many starts came to each."""
+    """Ends that agree in values and in the matches of most of the mass, with how many
+    starts came to each."""
     groups: list[list[SparseEnd]] = []
     most = SAME_PLAN / 2 * p.sum()
     for end in ends:
@@ -294,8 +303,8 @@ def _group_ends(ends: list[SparseEnd], p: Array, unit: float) -> tuple[Basin, ..
 
 
 def _find_start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tuple[Basin, ...]]:
-    """The plan that was given, the matching that given pairs lead to, or the lowest end of the search; and the basins
-    of the search."""
+    """The plan that was given, the matching that given pairs lead to, or the lowest end of
+    the search; and the basins of the search."""
     basins: tuple[Basin, ...] = ()
     if asked.init is None:
         ends = search_sparse_graphs(asked, problem)

@@ -1,8 +1,10 @@
-"""A streaming solve: search and descent on cells, the climb to all points, rounding on kept tiles.
+"""A streaming solve: search and descent on cells, the climb to all points, rounding on kept
+tiles.
 
-Passes over all kept pairs are four: a half-step of each side, which takes off what lifting left of the marginals, for
-what rounding adds costs a hundred times as much as what it adds it to; then one finds the marginals before rounding,
-one what rounding has to add, the largest entry of each row, and F^T T G, from which the value follows.
+Passes over all kept pairs are four: a half-step of each side, which takes off what lifting
+left of the marginals, for what rounding adds costs a hundred times as much as what it adds
+it to; then one finds the marginals before rounding, one what rounding has to add, the
+largest entry of each row, and F^T T G, from which the value follows.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ from torchgw.spaces.coarsening import bisect
 from torchgw.strategies.entropic import make_epsilon_step
 from torchgw.strategies.multilevel import MultilevelState, StreamedProblem, climb_to_all_points, inner_tolerance
 
-# From which sums of products pay: each run of rows is thirty launches, a pair 12 ps on an H100 by the Triton kernel.
+# From which sums of products pay: each run of rows is thirty launches, a pair 12 ps on an
+# H100 by the Triton kernel.
 SEPARABLE_PAIRS = {"cuda": 5e10}
 EVERY_PAIR = 2**22
 FEW_POINTS = 300
@@ -83,16 +86,17 @@ def _refine_state(
     return state, done.add_iterations(solution)
 
 
-# Orders of both sides (N,), (K,), position to point; the last potentials on the tiles that hold mass, in these orders;
-# column potentials (K,) in units of cost; a bound on the mass that leaving out tiles loses or moves; and why float32
-# could not carry the score, or None.
+# Orders of both sides (N,), (K,), position to point; the last potentials on the tiles that
+# hold mass, in these orders; column potentials (K,) in units of cost; a bound on the mass
+# that leaving out tiles loses or moves; and why float32 could not carry the score, or None.
 KeptPlan: TypeAlias = tuple[tuple[Tensor, Tensor], TiledPlan, Tensor, float, "str | None"]
 
 
 def finish_tiles(
     problem: StreamedProblem, kept: KeptPlan, solution: Solution, times: tuple[float, float, float]
 ) -> CertifiedSolution:
-    """The plan of the last potentials, without the tiles that hold nothing, rounded onto exact marginals.
+    """The plan of the last potentials, without the tiles that hold nothing, rounded onto
+    exact marginals.
 
     Two passes over the kept tiles, beside the two of `keep_tiles`.
     """
@@ -107,12 +111,14 @@ def finish_tiles(
 
     if ranks.count > 1:
         give_back()
-    # All factors of the score last: where ranks share them, nothing else of their size is left then.
+    # All factors of the score last: where ranks share them, nothing else of their size is
+    # left then.
     coupling = None if problem.has_factors else make_coupling()
     # Of bounds the last rung knows a sample, whose noise is above what rounding leaves.
     held = model.has_hard_marginals or model.marginals.total is not None
     residual = rounded.residual if held else max(rounded.residual, ladder[-1].residual)
-    # The last cost is the gradient of a plan between all points where one of the later rungs made one.
+    # The last cost is the gradient of a plan between all points where one of the later
+    # rungs made one.
     exact = problem.has_factors or any(rung.cells == problem.shape and rung.n_iter > 0 for rung in ladder[1:])
     found = read_block_plan(
         coupling,
@@ -153,7 +159,8 @@ def keep_tiles(problem: StreamedProblem, state: MultilevelState) -> KeptPlan:
     score, ranks, options = state.score, problem.ranks, problem.options
     n, k = problem.shape
     dual = state.cost.column_dual(state.g - score.column, problem.q, problem.epsilon)
-    # Runs of points near each other, for tiles of any size: cut at multiples of the largest tile, and halved within.
+    # Runs of points near each other, for tiles of any size: cut at multiples of the largest
+    # tile, and halved within.
     rows, columns = (
         bisect(side, -(-size // SIZES[-1]), UNIT, problem.kernels.backend, size, ranks).order
         for side, size in ((score.A, n), (score.B, k))
@@ -182,7 +189,8 @@ def _sort_into_tiles(
     wide: bool,
     ranks: Ranks,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Factors, potentials and masses in the order of the tiles, factors in float64 where ``wide``, and the `reach`."""
+    """Factors, potentials and masses in the order of the tiles, factors in float64 where
+    ``wide``, and the `reach`."""
     moved = [ranks.permute(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
     if wide:
         moved = [side.double() for side in moved]
@@ -193,10 +201,11 @@ def _sort_into_tiles(
 def _round_plan(
     problem: StreamedProblem, orders: tuple[Tensor, Tensor], plan: TiledPlan
 ) -> tuple[TileRounding, Tensor | None, float, float, tuple[Tensor, Tensor]]:
-    """The rounded plan T; F^T T G (r, r'), None where not both spaces have factors; <M, T> and <P, T>; and the
-    marginals (N,), (K,), in the order of the points."""
+    """The rounded plan T; F^T T G (r, r'), None where not both spaces have factors; <M, T>
+    and <P, T>; and the marginals (N,), (K,), in the order of the points."""
     model, ranks, (rows, columns) = problem.model, problem.ranks, orders
-    # Rules beside huge masses cost so little that float32 would lose it; by a power of two no other bit changes.
+    # Rules beside huge masses cost so little that float32 would lose it; by a power of two
+    # no other bit changes.
     price = math.ldexp(1.0, math.frexp(model.price)[1])
     costs = [None if cost is None else (cost, size) for cost, size in ((model.cost, 1.0), (model.penalty, price))]
     given = [each for each in costs if each is not None]
@@ -228,11 +237,12 @@ TileSide = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def _complete_products(
     core: Tensor, x: TileSide, y: TileSide, ranks: Ranks
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """F'^T T G' (l, r) of the plan with its correction, from that without, F^T T G of the leading factors with the
-    means that were taken off them, and the plan's marginals in the order of the points.
+    """F'^T T G' (l, r) of the plan with its correction, from that without, F^T T G of the
+    leading factors with the means that were taken off them, and the plan's marginals in the
+    order of the points.
 
-    x, y : factors in the order of the tiles, means of the leading ones, the correction's factor, the plan's marginal,
-        and the order.
+    x, y : factors in the order of the tiles, means of the leading ones, the correction's
+        factor, the plan's marginal, and the order.
     """
     # Products of the correction, and of the whole plan's marginals, with all factors.
     (of_x, of_rows), (of_y, of_columns) = (
@@ -241,7 +251,8 @@ def _complete_products(
     )
     core = core + torch.outer(of_x, of_y)
     rows, columns = (sums.index_copy(0, order, sums) for *_, sums, order in (x, y))
-    # What was taken off, F = F' + 1 m^T, comes back by the products with the plan's own marginals.
+    # What was taken off, F = F' + 1 m^T, comes back by the products with the plan's own
+    # marginals.
     mean_x, mean_y, i, j = x[1], y[1], len(x[1]), len(y[1])
     inner = core[:i, :j] + torch.outer(mean_x, of_columns[:j]) + torch.outer(of_rows[:i], mean_y)
     return core, inner + rows.sum() * torch.outer(mean_x, mean_y), (rows, columns)
@@ -250,11 +261,12 @@ def _complete_products(
 def select_tiles(
     A: Tensor, B: Tensor, f: Tensor, g: Tensor, p: Tensor, q: Tensor, share: float, ranks: Ranks = ALONE
 ) -> tuple[Tiles, float]:
-    """The tiles to evaluate, and a bound on the mass that this leaves out or moves: all where there are few pairs.
+    """The tiles to evaluate, and a bound on the mass that this leaves out or moves: all
+    where there are few pairs.
 
-    On a CPU, and on a GPU between very many points, tiles are taken as short sums of products where they are small
-    enough for that; most of the ``share`` is for what that moves, which stays near, the rest for the tiles that are
-    left out.
+    On a CPU, and on a GPU between very many points, tiles are taken as short sums of
+    products where they are small enough for that; most of the ``share`` is for what that
+    moves, which stays near, the rest for the tiles that are left out.
     """
     n, k = len(f), len(g)
     if share == 0 or n * k <= EVERY_PAIR:
@@ -276,8 +288,9 @@ def select_tiles(
 
 
 def _mean_square_radius(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
-    """The mean squared distance of n points from the centres of their tiles; ln(2)^2 / 2 times those of both sides is
-    the usual share of mass that short sums of products displace."""
+    """The mean squared distance of n points from the centres of their tiles; ln(2)^2 / 2
+    times those of both sides is the usual share of mass that short sums of products
+    displace."""
     centre, total = centres(A, size).to(A.dtype), torch.zeros((), dtype=torch.float64, device=A.device)
     for where in blocks(len(A), points_at_once(A.shape[1], A.device, BLOCK_POINTS) // size * size):
         near = centre[where.start // size : -(-where.stop // size)].repeat_interleave(size, 0)
@@ -288,8 +301,9 @@ def _mean_square_radius(A: Tensor, n: int, size: int, ranks: Ranks) -> float:
 
 @as_cuda_graph()
 def _order_factors(mass: Tensor, factors: list[Tensor], order: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """Factors (N, .) of a side's points next to each other, in this order and the dtype of the first, which is centred;
-    and its mean (r,), float64. The mean belongs to the plan's own marginals: what is read in float32 is then small."""
+    """Factors (N, .) of a side's points next to each other, in this order and the dtype of
+    the first, which is centred; and its mean (r,), float64. The mean belongs to the plan's
+    own marginals: what is read in float32 is then small."""
     mean = inner_product(ranks.own(mass)[:, None], factors[0], ranks=ranks)[0] / mass.sum()
     first = ranks.permute(factors[0], order, UNIT).sub_(mean.to(factors[0].dtype))
     more = [ranks.permute(part, order, UNIT).to(first.dtype) for part in factors[1:]]

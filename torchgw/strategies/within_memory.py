@@ -1,10 +1,13 @@
-"""A solve by the strategy that was chosen, or by the streaming one where the device's memory ends on the way.
+"""A solve by the strategy that was chosen, or by the streaming one where the device's
+memory ends on the way.
 
-Sizes choose before distances are known. Spaces without factors that carry them do not stream where their plan can be
-stored: the dense strategy has their exact gradient, the streaming one would sample it.
+Sizes choose before distances are known. Spaces without factors that carry them do not
+stream where their plan can be stored: the dense strategy has their exact gradient, the
+streaming one would sample it.
 
-A solution between factors near the distances has its value and certificate by the distances themselves: exactly where
-the plan can be stored and two products with it take seconds, elsewhere estimated from pairs that are drawn from it.
+A solution between factors near the distances has its value and certificate by the distances
+themselves: exactly where the plan can be stored and two products with it take seconds,
+elsewhere estimated from pairs that are drawn from it.
 """
 
 from __future__ import annotations
@@ -47,9 +50,11 @@ SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
 
 
 def run_strategy(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
-    """The solution of the strategy; of streaming where memory ends and the options left the choice to us.
+    """The solution of the strategy; of streaming where memory ends and the options left the
+    choice to us.
 
-    The second attempt begins with the generator as the first one found it. What the callback raises passes through.
+    The second attempt begins with the generator as the first one found it. What the
+    callback raises passes through.
     """
     began = time.perf_counter()
     between = approximate_problem(problem) if strategy == "streaming" else None
@@ -69,8 +74,8 @@ def run_strategy(problem: Problem, strategy: str) -> tuple[str, CertifiedSolutio
 
 
 def _solve_within_memory(problem: Problem, solve: Callable[[], Result], what: str) -> Result | None:
-    """What ``solve`` returns. Where memory ends, None, after a warning of ``what`` happened: the generator is as it was
-    before, and what can be freed is free."""
+    """What ``solve`` returns. Where memory ends, None, after a warning of ``what``
+    happened: the generator is as it was before, and what can be freed is free."""
     state = problem.generator.get_state()
     try:
         return solve()
@@ -90,7 +95,8 @@ def _solve_within_memory(problem: Problem, solve: Callable[[], Result], what: st
 
 
 def _prefers_dense(problem: Problem) -> bool:
-    """Whether streaming would sample gradients, while the dense strategy has exact ones and room for its plan."""
+    """Whether streaming would sample gradients, while the dense strategy has exact ones and
+    room for its plan."""
     (n, k), options = (len(side) for side in problem.model.masses), problem.options
     return (
         options.strategy == "auto"
@@ -109,8 +115,9 @@ def _solve(problem: Problem, strategy: str, between: Problem | None) -> tuple[st
 
 
 def _solve_and_sharpen(problem: Problem, strategy: str, between: Problem | None) -> tuple[str, CertifiedSolution]:
-    """The optimum without entropy from the solution that streams, its plan stored, or from a search of its own where
-    that did not settle; that which streams where memory ends then."""
+    """The optimum without entropy from the solution that streams, its plan stored, or from
+    a search of its own where that did not settle; that which streams where memory ends
+    then."""
     _, found = _solve(between or problem, strategy, None)
     last: CertifiedSolution | None = found
     if not problem.watch.should_skip():
@@ -129,8 +136,8 @@ def _solve_and_sharpen(problem: Problem, strategy: str, between: Problem | None)
 
 
 def reevaluate(asked: Problem, found: CertifiedSolution, stores: bool = True) -> CertifiedSolution:
-    """A solution between leading factors with its value and certificate by the distances that were asked for, which a
-    plan that is stored has exactly."""
+    """A solution between leading factors with its value and certificate by the distances
+    that were asked for, which a plan that is stored has exactly."""
     model, options, began = asked.model, asked.options, time.perf_counter()
     x, y = (space.to(model.p.device, torch.float64) for space in asked.spaces)
     n, k = x.size, y.size
