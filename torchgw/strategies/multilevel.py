@@ -424,27 +424,6 @@ class StreamedProblem(Problem):
         return self.x.exact and self.y.exact
 
 
-def make_streamed_problem(problem: Problem) -> StreamedProblem:
-    """The problem with factors and first cells."""
-    options, dtype = problem.options, loop_dtype(problem.options.mixed_precision)
-    x, y = (
-        ControlledSpace.of(space.to(mass.device, dtype), mass, dtype, options.sampling.n_control, problem.generator)
-        for space, mass in zip(problem.spaces, problem.model.masses, strict=True)
-    )
-    # Cells are cut by the factors of the distances, and by those of the linear cost.
-    linear = problem.model.linear(dtype)
-    features = (x.control.F, y.control.F)
-    if linear is not None:
-        features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
-    # As cells are halved, at least two points for each.
-    counts = [
-        min(options.ladder.n_cells, max(1 << max(len(own.mass) // 2, 1).bit_length() - 1, FEWEST)) for own in (x, y)
-    ]
-    first, second = (make_cells(problem, *side) for side in zip((x, y), (0, 1), features, counts, strict=True))
-    kernels = problem.kernels.share(x.ranks)
-    return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
-
-
 def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
     """At least ``count`` cells of the source (axis 0) or the target by the features (N, d),
     the ranks' shares, or every point where that is more than two thirds of them."""
@@ -464,8 +443,27 @@ def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
     """The streamed problem, its solution between the first cells with the basins of the
     search, as matchings of all points, and when that was begun."""
     started = time.perf_counter()
-    problem = make_streamed_problem(asked)
-    began, (x, y) = time.perf_counter(), problem.cells
+    options, dtype = asked.options, loop_dtype(asked.options.mixed_precision)
+    left, right = (
+        ControlledSpace.of(space.to(mass.device, dtype), mass, dtype, options.sampling.n_control, asked.generator)
+        for space, mass in zip(asked.spaces, asked.model.masses, strict=True)
+    )
+    # Cells are cut by the factors of the distances, and by those of the linear cost.
+    linear = asked.model.linear(dtype)
+    features = (left.control.F, right.control.F)
+    if linear is not None:
+        features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
+    # As cells are halved, at least two points for each.
+    counts = [
+        min(options.ladder.n_cells, max(1 << max(len(own.mass) // 2, 1).bit_length() - 1, FEWEST))
+        for own in (left, right)
+    ]
+    sides = zip((left, right), (0, 1), features, counts, strict=True)
+    x, y = (make_cells(asked, *side) for side in sides)
+    problem = StreamedProblem.of(
+        asked, spaces=(left.space, right.space), kernels=asked.kernels.share(left.ranks), x=left, y=right, cells=(x, y)
+    )
+    began = time.perf_counter()
     init = problem.init
     if init is not None and init.is_floating_point():
         init = y.sums(x.sums(init).T).T
@@ -499,6 +497,5 @@ def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsen
     linear, moments = model.linear(cost.U.dtype), None
     if model.marginals.free_mass:
         cost = FactoredCost.weighted_sum([cost], [mass])
-        cells = model.average_cost(cost, x, y)
-        moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
+        moments = moments_of(small, model.average_cost(cost, x, y), small.linear(cost.U.dtype), coupling, rows, columns)
     return weights_of(small, moments).combine_costs(cost, linear)

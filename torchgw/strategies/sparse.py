@@ -89,8 +89,12 @@ def solve_by_vertices(asked: Problem) -> CertifiedSolution:
             cost.T.column_dual(state.f - score.row, p, score.epsilon),
             cost.column_dual(state.g - score.column, q, score.epsilon),
         )
-        least = torch.finfo(torch.float64).eps * asked.unit
-        loop = Loop(asked.watch, solution.history, asked.options.stopping.max_iter, least=least)
+        loop = Loop(
+            asked.watch,
+            solution.history,
+            asked.options.stopping.max_iter,
+            least=torch.finfo(torch.float64).eps * asked.unit,
+        )
         descent = partial(descend_by_levels, (x, y), p, q, cost, duals, loop)
         try:
             return _certify(asked, solution, *asked.stage("vertices", descent), (x, y), (began, searched))
@@ -224,10 +228,12 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
     problem = SparseObjective.of(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
     start, basins = asked.stage("search", partial(_find_start, asked, problem))
     searched = time.perf_counter()
-    history = History()
-    least = float(np.finfo(float).eps) * asked.unit
-    loop, progress = Loop(watch, history, options.stopping.max_iter, GRAPH_TOLERANCE, least), options.stopping.plan_tol
-    state, status = asked.stage("descent", lambda: descend_sparsely(problem, start.matrix, progress, loop))
+    loop = Loop(
+        watch, History(), options.stopping.max_iter, tol=GRAPH_TOLERANCE, least=float(np.finfo(float).eps) * asked.unit
+    )
+    state, status = asked.stage(
+        "descent", lambda: descend_sparsely(problem, start.matrix, options.stopping.plan_tol, loop)
+    )
     solved = time.perf_counter()
     value, plan = max(state.value, 0.0), state.plan
     coupling = SparseCoupling(*(side.to(model.p.device) for side in plan.tensors().values()))
@@ -241,7 +247,7 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
         status=status,
         n_iter=state.n_iter,
         n_iter_sinkhorn=0,
-        history=history,
+        history=loop.history,
         energy=value,
         basins=_list_basins(asked, basins, coupling, value),
     )

@@ -191,9 +191,10 @@ def _sort_into_tiles(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Factors, potentials and masses in the order of the tiles, factors in float64 where
     ``wide``, and the `reach`."""
-    moved = [ranks.permute(side, order, UNIT) for side, order in zip(factors, orders, strict=True)]
-    if wide:
-        moved = [side.double() for side in moved]
+    moved = [
+        ranks.permute(side, order, UNIT).to(torch.float64 if wide else side.dtype)
+        for side, order in zip(factors, orders, strict=True)
+    ]
     sorted_numbers = [each[order] for each, order in zip(numbers, orders * 2, strict=True)]
     return moved, sorted_numbers, reach(*factors, ranks)
 
