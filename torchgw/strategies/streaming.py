@@ -89,7 +89,7 @@ def _refine_state(
 # Orders of both sides (N,), (K,), position to point; the last potentials on the tiles that
 # hold mass, in these orders; column potentials (K,) in units of cost; a bound on the mass
 # that leaving out tiles loses or moves; and why float32 could not carry the score, or None.
-KeptPlan: TypeAlias = tuple[tuple[Tensor, Tensor], TiledPlan, Tensor, float, "str | None"]
+KeptPlan: TypeAlias = tuple[tuple[Tensor, Tensor], TiledPlan, Tensor, float, str | None]
 
 
 def finish_tiles(
