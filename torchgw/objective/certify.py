@@ -96,12 +96,10 @@ def read_block_plan(
     max_memory: int,
     generator: torch.Generator,
     ranks: Ranks = ALONE,
-    linear: float = 0.0,
-    penalty: float = 0.0,
 ) -> PlanStatistics:
     """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
     factors, or the ranks' shares of them, and nobody asks the coupling. Elsewhere all distances may be computed where
-    they fit ``max_memory``. The ``linear`` parts of its model and their ``penalty`` are known."""
+    they fit ``max_memory``. The caller adds the linear parts of its model."""
     means = None
     if product is None or controls is None:
         assert coupling is not None
@@ -113,7 +111,7 @@ def read_block_plan(
         quadratic = Objective(_not_negative(value), True, 0.0)
         means = x.mean_squares, y.mean_squares
         cost = assemble_factored_cost((x.F, x.signs), (y.F, y.signs), product, *means)
-    return PlanStatistics(quadratic, cost, means, quadratic.value, marginals, linear, penalty)
+    return PlanStatistics(quadratic, cost, means, quadratic.value, marginals)
 
 
 def _not_negative(value: Tensor | float) -> Tensor | float:

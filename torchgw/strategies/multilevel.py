@@ -147,7 +147,7 @@ def _climb(problem: StreamedProblem, first: Solution, started: float) -> tuple[M
         plan = DenseCoupling(first.plan.to(x.features.dtype))
         cost = linearise_on_points(problem, plan, x, y)
         spent = first.n_iter, first.n_iter_sinkhorn
-        return _solve_level(problem, x, y, cost, g, first.status, spent, None, started)
+        return _solve_level(problem, (x, y), cost, g, first.status, spent, None, started)
 
     def step(state: MultilevelState) -> tuple[MultilevelState, None, Status | None]:
         last = state.levels[-1]
@@ -260,7 +260,7 @@ def _solve_next_level(problem: StreamedProblem, state: MultilevelState, history:
     # and those can be had where they are exact, or where all points are few.
     pays = stored or (not loose and (problem.has_factors or complete))
     if x.space is None or y.space is None or not pays:
-        return _solve_level(problem, x, y, state.cost, g, state.descent, (0, 0), state, began)
+        return _solve_level(problem, (x, y), state.cost, g, state.descent, (0, 0), state, began)
     small, cost = problem.coarsen(x, y), problem.model.average_cost(state.cost, x, y)
     p, options = small.masses[0], problem.options
     inner = _make_inner_solver(problem, x, y, replace(options.sinkhorn, tol=inner_tolerance(problem)))
@@ -277,13 +277,12 @@ def _solve_next_level(problem: StreamedProblem, state: MultilevelState, history:
     else:
         cost = linearise_on_points(problem, done.coupling, x, y)
     spent = done.n_iter, done.n_iter_sinkhorn
-    return _solve_level(problem, x, y, cost, done.next_start.g, done.status, spent, state, began)
+    return _solve_level(problem, (x, y), cost, done.next_start.g, done.status, spent, state, began)
 
 
 def _solve_level(
     problem: StreamedProblem,
-    x: Coarsening,
-    y: Coarsening,
+    cells: tuple[Coarsening, Coarsening],
     cost: FactoredCost,
     g: Tensor,
     descent: Status,
@@ -299,7 +298,7 @@ def _solve_level(
     last : the rung before.
     began : when work on this one did.
     """
-    model, options, ranks = problem.model, problem.options, problem.ranks
+    model, options, ranks, (x, y) = problem.model, problem.options, problem.ranks, cells
     wanted, tol = options.ladder.marginal_tol, inner_tolerance(problem)
     score = factored_score(cost, model.p, model.q, problem.epsilon, SCORE_SHARE * wanted, tol < FLOAT32_RESIDUAL, ranks)
     # Row and column terms of the cost, in the gauge of the score.

@@ -120,15 +120,17 @@ def finish_tiles(
     # The last cost is the gradient of a plan between all points where one of the later
     # rungs made one.
     exact = problem.has_factors or any(rung.cells == problem.shape and rung.n_iter > 0 for rung in ladder[1:])
-    found = read_block_plan(
-        coupling,
-        product,
-        problem.spaces,
-        (problem.x.control, problem.y.control),
-        model.masses if model.has_hard_marginals else marginals,
-        problem.options.max_memory if problem.exact or max(problem.shape) <= FEW_POINTS else 0,
-        problem.generator,
-        ranks,
+    found = replace(
+        read_block_plan(
+            coupling,
+            product,
+            problem.spaces,
+            (problem.x.control, problem.y.control),
+            model.masses if model.has_hard_marginals else marginals,
+            problem.options.max_memory if problem.exact or max(problem.shape) <= FEW_POINTS else 0,
+            problem.generator,
+            ranks,
+        ),
         linear=linear,
         penalty=penalty,
     )

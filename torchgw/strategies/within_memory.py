@@ -145,14 +145,8 @@ def reevaluate(asked: Problem, found: CertifiedSolution, stores: bool = True) ->
         stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
         read, sample = read_dense_plan(stored, (x, y), model, options.max_memory, asked.generator), None
     else:
-        read = read_block_plan(
-            found.coupling,
-            None,
-            (x, y),
-            None,
-            found.marginals,
-            0,
-            asked.generator,
+        read = replace(
+            read_block_plan(found.coupling, None, (x, y), None, found.marginals, 0, asked.generator),
             linear=found.values.linear,
             penalty=found.values.violation * model.price,
         )
