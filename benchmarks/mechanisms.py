@@ -73,7 +73,7 @@ from torchgw.solvers import (
 )
 from torchgw.spaces import coarsening
 from torchgw.spaces import low_rank as low_rank_spaces
-from torchgw.strategies import dense, multilevel, sharp, sparse, streaming, surrogate, vertices, within_memory
+from torchgw.strategies import dense, multilevel, sharp, sparse, streaming, surrogate, within_memory
 from torchgw.strategies import entropic as entropic_strategy
 from torchgw.strategies import low_rank as low_rank_strategy
 
@@ -231,9 +231,10 @@ def _without_pairs(
     return _improve(pool, parents, rounds, stale, fall, apart, unpaired)
 
 
-def _all_of_them(asked: Any, candidates: list[Any], chosen: list[Any], nearly: float) -> tuple[list[Any], int]:
+def _all_of_them(asked: Any, candidates: list[Any], chosen: list[Any], nearly: float) -> tuple[list[Any], list[Any]]:
     others = [each for each in candidates if all(each is not one for one in chosen)]
-    return [*(replace(each, level="full") for each in chosen), *others], len(chosen)
+    found = [replace(each, level="full") for each in chosen]
+    return [*found, *others], found
 
 
 def _first_with_plans(asked: Any, candidates: list[Any], plans: Any) -> list[Any]:
@@ -468,8 +469,8 @@ MECHANISMS = (
     Mechanism(
         "vertex-levels",
         "Vertices of many points are found between cells first.",
-        (vertices._make_cells, vertices.expand_cell_pairs),
-        (constant(vertices, "MOST_MASSES", 10**9), seen(vertices.descend_by_levels)),
+        (sparse._make_cells, sparse.expand_cell_pairs),
+        (constant(sparse, "MOST_MASSES", 10**9), seen(sparse.descend_by_levels)),
         LEVELS,
         True,
         "vertices",
@@ -812,12 +813,8 @@ CORE = (
     Core("dense and streaming solves", "They are the two routes that sizes choose.", (dense, streaming, multilevel)),
     Core("route", "It calls the strategy that was chosen.", (within_memory,)),
     Core("cells of streaming", "A streaming solve has no other first level.", (coarsen,)),
-    Core("vertices of many points", "Without it, many points have no end without entropy.", (vertices,)),
-    Core(
-        "sparse graphs",
-        "They are asked for by name.",
-        (sparse, sparse_basins, sparse_descent, graph_matching, signatures),
-    ),
+    Core("vertices of many points", "Without it, many points have no end without entropy.", (sparse,)),
+    Core("sparse graphs", "They are asked for by name.", (sparse_basins, sparse_descent, graph_matching, signatures)),
     Core("low rank", "It is asked for by name.", (low_rank_strategy, low_rank)),
     Core("sampled gradient", "The mission names it, and it is asked for by name.", (sampled,)),
     Core("bounds", "They prove values and change no plan; their suite is `bounds`.", (branch_and_bound,)),

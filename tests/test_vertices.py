@@ -33,8 +33,8 @@ from torchgw.solvers.sparse_descent import FactoredProgram
 from torchgw.solvers.transport_costs import DenseCost, Order, TiledCost, union
 from torchgw.spaces import EuclideanDistances, FactoredDistances
 from torchgw.spaces.coarsening import Cells
-from torchgw.strategies import vertices
-from torchgw.strategies.vertices import expand_cell_pairs
+from torchgw.strategies import sparse
+from torchgw.strategies.sparse import expand_cell_pairs
 
 flows = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-tools is not installed")
 SIZES = [(1, 1), (2, 2), (2, 5), (70, 64), (130, 257), (300, 300)]
@@ -336,7 +336,7 @@ def test_a_solve_that_is_stopped_has_a_plan_and_goes_on(linear_problems: str, he
 def test_a_solve_that_is_stopped_at_any_level_goes_on(
     left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (solver, vertices):
+    for module in (solver, sparse):
         monkeypatch.setattr(module, "MOST_MASSES", 100)
     heard: list[int] = []
 
@@ -447,7 +447,7 @@ def test_vertices_between_cells_lead_to_those_of_all_points(n: int, k: int, monk
 
     descend = FactoredProgram.descend_from_vertex
     monkeypatch.setattr(FactoredProgram, "descend_from_vertex", followed)
-    for module in (solver, vertices):
+    for module in (solver, sparse):
         monkeypatch.setattr(module, "MOST_MASSES", 300)
     found = quietly(gw_align, X, Y, epsilon=0, options=STREAMING, random_state=0)
     assert len(asked) > 1

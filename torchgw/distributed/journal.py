@@ -248,8 +248,8 @@ def map_shares(value: Any, change: Map, ranks: Processes | None) -> Any:
     if isinstance(value, SharedDistances):
         return value._with(_F=change(value._F, value.n), ranks=ranks)
     if isinstance(value, MultilevelState):
-        (cost, score), (n, k) = (value.last_level.cost, value.last_level.score), (len(value.f), len(value.g))
+        cost, score, n, k = value.cost, value.score, len(value.f), len(value.g)
         cost = replace(cost, U=change(cost.U, n), V=change(cost.V, k))
         score = replace(score, A=change(score.A, n), B=change(score.B, k))
-        return replace(value, last_level=replace(value.last_level, cost=cost, score=score))
+        return replace(value, cost=cost, score=score)
     return value

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
+from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
@@ -57,14 +57,15 @@ class PlanStatistics:
 
 
 def read_dense_plan(
-    stored: DenseCoupling,
+    stored: BlockCoupling,
     spaces: tuple[DistanceProvider, DistanceProvider],
     model: Model,
     max_memory: int,
     generator: torch.Generator,
     cost: FactoredCost | None = None,
 ) -> PlanStatistics:
-    """Of a stored plan (N, K), whose exact ``cost``, its row and column terms means of squares, may be known."""
+    """Of a plan (N, K) that is stored, has few entries or a low rank. Its exact ``cost`` may be known, with means of
+    squares as row and column terms."""
     rows, columns = model.marginals_of(stored)
     means = None if cost is None else (cost.a, cost.b)
     if cost is None and is_affordable(*spaces, max_memory):

@@ -137,10 +137,8 @@ class Model:
         """The same objective between other points, with these masses and costs."""
         return replace(self, p=p, q=q, cost=cost, penalty=penalty)
 
-    def average_cost(self, cost: FactoredCost | None, rows: Cells, columns: Cells) -> FactoredCost | None:
+    def average_cost(self, cost: FactoredCost, rows: Cells, columns: Cells) -> FactoredCost:
         """A cost between cells of points: every factor, of which ranks may have their shares, replaced by its mean."""
-        if cost is None:
-            return None
         assert cost.extra is None  # stored costs are for the dense strategy alone
         a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
         return FactoredCost(a, b, rows.means(cost.U, self.p, self.ranks), columns.means(cost.V, self.q, self.ranks))
@@ -297,7 +295,10 @@ def _average_over_cells(
         sums * (mass.sum() / sums.sum())
         for sums, mass in ((rows.sums(model.p), model.p), (columns.sums(model.q), model.q))
     )
-    return p, q, model.average_cost(model.cost, rows, columns), model.average_cost(model.penalty, rows, columns)
+    cost, penalty = (
+        None if each is None else model.average_cost(each, rows, columns) for each in (model.cost, model.penalty)
+    )
+    return p, q, cost, penalty
 
 
 def divergences(

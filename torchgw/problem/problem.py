@@ -1,4 +1,5 @@
-"""A Gromov-Wasserstein problem at any resolution: spaces, masses, model, and how it is to be solved."""
+"""A Gromov-Wasserstein problem at any resolution: spaces, masses, model, and how it is to
+be solved."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from torchgw.objective.sampled import SampledGradient, landmark_control, memory_
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
+from torchgw.spaces.coarsening import Coarsening
 from torchgw.types import DistanceProvider
 
 Result = TypeVar("Result")
@@ -39,7 +41,8 @@ class Kernels:
 
     backend : the one that was asked for.
     stored : of scores (N, K) that are stored.
-    streamed : of scores that are products, which are not, between points that all ranks have.
+    streamed : of scores that are products, which are not, between points that all ranks
+        have.
     tiled : of products on kept tiles.
     """
 
@@ -65,14 +68,17 @@ class Problem:
     """What is asked for.
 
     spaces : distances between the N source points and between the K target points.
-    model : masses p (N,), q (K,), epsilon, marginal model and linear cost, on the device to use.
-    exact : whether gradients are exact where a plan is stored, and all distances of a space may be computed where it
-        has no factors.
+    model : masses p (N,), q (K,), epsilon, marginal model and linear cost, on the device to
+        use.
+    exact : whether gradients are exact where a plan is stored, and all distances of a space
+        may be computed where it has no factors.
     unit : the largest squared distance.
     kernels, options, generator : how to solve.
     watch : follows the solve.
-    init : where to start instead of the search: a plan (N, K), matching pairs (m, 2) of integers, or None.
-    tol : relative change in the last iteration that the fixed point is solved to in the end, None for no fixed point.
+    init : where to start instead of the search: a plan (N, K), matching pairs (m, 2) of
+        integers, or None.
+    tol : relative change in the last iteration that the fixed point is solved to in the
+        end, None for no fixed point.
     energy_scale : what there is to gain over the product plan, in units of epsilon.
     curves : whether what was given as points lies on curves, where that was looked at.
     auto : whether epsilon is left to the solve.
@@ -132,25 +138,21 @@ class Problem:
         return self.model.epsilon or (AUTO_START * self.energy_scale if by_gain else SHARP_START * self.unit)
 
     @property
-    def lowers_epsilon(self) -> bool:
-        """Whether epsilon falls on from where it begins, while that sharpens the plan."""
-        falls = self.auto and self.exact and not self.curves and self.tol is None
-        return falls and not (self.has_no_entropy or self.sharpens)
-
-    @property
     def ranks(self) -> Ranks:
         """Those that share the spaces, and the solve."""
         return ranks_of(self.source)
 
-    def between(
-        self, spaces: tuple[DistanceProvider, DistanceProvider], model: Model, dtype: torch.dtype
-    ) -> StoredProblem:
-        """The same problem between other points, with an exact gradient in this dtype."""
-        gradient = gradient_of(model, ExactGradient(*spaces, model.p.to(dtype), model.q.to(dtype), model.loss))
-        return StoredProblem.of(self, spaces=spaces, model=model, exact=True, gradient=gradient)
+    def coarsen(self, x: Coarsening, y: Coarsening) -> StoredProblem:
+        """The same problem between cells whose distances are factored or stored, with its
+        exact gradient."""
+        assert x.space is not None
+        assert y.space is not None
+        small = Problem.of(self, spaces=(x.space, y.space), model=self.model.coarsen(x, y), exact=True)
+        return StoredProblem.of(small, gradient=make_gradient(small))
 
     def run_on_first(self, task: Callable[[], Result]) -> Result:
-        """The result of a task that the first rank does, with the random state and the cancellation that it leaves."""
+        """The result of a task that the first rank does, with the random state and the
+        cancellation that it leaves."""
         result, state, stopped = self.ranks.run_on_first(
             lambda: (task(), self.generator.get_state(), self.watch.should_stop)
         )
@@ -169,7 +171,8 @@ class StoredProblem(Problem):
     """A problem whose plans (N, K) are stored; its spaces serve the loop's dtype.
 
     gradient : of the whole objective; a sampled one has a state.
-    wide : that of the quadratic part in float64, for fixed points and optima without entropy.
+    wide : that of the quadratic part in float64, for fixed points and optima without
+        entropy.
     """
 
     gradient: Gradient
@@ -182,7 +185,8 @@ class StoredProblem(Problem):
         return result
 
     def with_epsilon(self, epsilon: float) -> StoredProblem:
-        """The same problem with another entropy weight, and the tolerances that this asks for."""
+        """The same problem with another entropy weight, and the tolerances that this asks
+        for."""
         model, options = self.model.with_epsilon(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
         return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
 
@@ -193,10 +197,11 @@ class StoredProblem(Problem):
 
 
 def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> GWOptions:
-    """The options with tolerances at which a strong divergence adds at most a tenth of epsilon to the objective.
+    """The options with tolerances at which a strong divergence adds at most a tenth of
+    epsilon to the objective.
 
-    What is left of a residual r under a finite weight rho is no marginal that rounding could mend, but about rho r^2 of
-    the objective.
+    What is left of a residual r under a finite weight rho is no marginal that rounding
+    could mend, but about rho r^2 of the objective.
     """
     stiffest = max((rho for rho in marginals.weights if rho < math.inf), default=0.0)
     if stiffest == 0 or epsilon == 0:
@@ -208,7 +213,8 @@ def tolerances_for(options: GWOptions, epsilon: float, marginals: Marginals) -> 
 
 
 def make_gradient(problem: Problem) -> Gradient:
-    """The exact gradient, or the sampled one with landmark control variates; of the model's objective."""
+    """The exact gradient, or the sampled one with landmark control variates; of the model's
+    objective."""
     model, (p, q), sampling, generator = problem.model, problem.masses, problem.options.sampling, problem.generator
     if problem.exact:
         return gradient_of(model, ExactGradient(*problem.spaces, p, q, model.loss))

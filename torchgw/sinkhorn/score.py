@@ -42,7 +42,6 @@ class FactoredScore:
     A, B : (N, r), (K, r) with A B^T the centred score; the ranks' shares.
     row, column : (N,), (K,), what centring took off: the uncentred score is A B^T + row + column.
     epsilon : that the score is for, in units of the scaled cost.
-    error : most bits that any entry of A B^T is off by.
     """
 
     A: Tensor
@@ -50,7 +49,6 @@ class FactoredScore:
     row: Tensor
     column: Tensor
     epsilon: float
-    error: float
 
 
 def factored_score(
@@ -72,9 +70,8 @@ def factored_score(
     ends = (cost.U, u0, to_A), (cost.V, v0, to_B)
     (rest,) = to_host(_truncation_bounds(ends, ranks))
     rank = max(int((rest > tolerance).sum()), 1)
-    error = float(rest[rank]) if rank < len(rest) else 0.0
     A, B = _leading_columns(ends, rank, torch.float64 if wide else cost.U.dtype)
-    return FactoredScore(A, B, row, column, epsilon, error)
+    return FactoredScore(A, B, row, column, epsilon)
 
 
 @as_cuda_graph()

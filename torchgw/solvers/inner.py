@@ -22,7 +22,6 @@ from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions
-from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.scratch import scratches
@@ -50,18 +49,7 @@ Centred: TypeAlias = tuple[FactoredCost, Tensor, Tensor]
 """A centred cost, and the terms (N,), (K,) that centring takes off its score."""
 
 
-@storable
-class LinearProblem(NamedTuple):
-    """A linear transport problem.
-
-    A, B : factors (N, r), (K, r) of its score -cost / epsilon, in base 2, up to row and column terms.
-    row, column : its sides: log masses, and the marginal model with those terms.
-    """
-
-    A: Tensor
-    B: Tensor
-    row: MarginalConstraint
-    column: MarginalConstraint
+Sides: TypeAlias = tuple[MarginalConstraint, MarginalConstraint]
 
 
 class InnerSolution(NamedTuple):
@@ -121,10 +109,14 @@ class StoredSolver:
         end = WarmStart(cost, f, g, epsilon)
         return InnerSolution(DenseCoupling(plan), end, told, following, rounding, *found[1:])
 
-    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        """Only the potentials of a linear problem, from warm ones f (N,), g (K,)."""
-        score, plan = self._memory(linear.A, len(linear.A), len(linear.B))
-        scaler = Scaler(self.kernel.bind(torch.mm(linear.A, linear.B.T, out=score)), linear.row, linear.column, plan)
+    def potentials(self, A: Tensor, B: Tensor, sides: Sides, f: Tensor, g: Tensor) -> SinkhornState:
+        """Only the potentials of a linear problem, from warm ones f (N,), g (K,).
+
+        A, B : factors (N, r), (K, r) of its score -cost / epsilon, in base 2, up to row and column terms.
+        sides : log masses, and the marginal model with those terms.
+        """
+        score, plan = self._memory(A, len(A), len(B))
+        scaler = Scaler(self.kernel.bind(torch.mm(A, B.T, out=score)), *sides, plan)
         return solve_by_scaling(scaler, f, g, options=self.options, max_iter=self.options.exact_max_iter)
 
     def _memory(self, like: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -157,7 +149,7 @@ def _begin_scaling(
     sums: tuple[Tensor, Tensor] | None,
     score: Tensor,
     plan: Tensor,
-) -> tuple[Centred, tuple[MarginalConstraint, MarginalConstraint], ScalingState]:
+) -> tuple[Centred, Sides, ScalingState]:
     """The problem of the start's cost, from its potentials of ``ratio`` times this epsilon, after its first iteration:
     the cost without a stored part, and its sides."""
     assert start.cost is not None
@@ -173,9 +165,7 @@ def _begin_scaling(
     return (replace(centred, extra=None), shifts[0], shifts[1]), (row, column), first
 
 
-def potentials_from_sums(
-    sides: tuple[MarginalConstraint, MarginalConstraint], sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor
-) -> tuple[Tensor, Tensor]:
+def potentials_from_sums(sides: Sides, sums: tuple[Tensor, Tensor], f: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Warm potentials f, g, or those that belong to the sums of the last plan where divergences hold marginals."""
     row, column = sides
     largest = SETTLED_RATIO if row.has_divergence and column.has_divergence else LARGEST_RATIO
@@ -237,7 +227,7 @@ class StreamedSolver:
         A, B = centred.balanced_score(epsilon)
         sides = model.make_constraints(epsilon, centred, f.dtype)
         f, g = (f, g) if sums is None else potentials_from_sums(sides, sums, f, g)
-        state = self.potentials(LinearProblem(A, B, *sides), f, g)
+        state = self.potentials(A, B, sides, f, g)
         tiles = self.tiles(A, B, state.f, state.g)
         (p, q), left, right = model.masses, self.ranks.own(A, UNIT), self.ranks.own(B, UNIT)
         plan = TiledPlan(left, right, state.f.double(), state.g.double(), tiles)
@@ -250,13 +240,12 @@ class StreamedSolver:
         known = state.residual, state.n_iter, state.warm_residual
         return InnerSolution(rounded.coupling(A, B), WarmStart(cost, f, g, epsilon), told, None, None, *known)
 
-    def potentials(self, linear: LinearProblem, f: Tensor, g: Tensor) -> SinkhornState:
-        """Only the potentials of a linear problem, from warm ones f (N,), g (K,)."""
-        A, B, row, column = linear
+    def potentials(self, A: Tensor, B: Tensor, sides: Sides, f: Tensor, g: Tensor) -> SinkhornState:
+        """As `StoredSolver.potentials`."""
         tiles, most = self.tiles(A, B, f, g), self.options.exact_max_iter
         # Where all tiles matter, the whole score is one product a pass.
         score = self.kernel.bind(A, B) if tiles.is_complete() else self.tiled.bind(A, B, tiles)
-        return sinkhorn(score, row, column, f, g, options=self.options, max_iter=most)
+        return sinkhorn(score, *sides, f, g, options=self.options, max_iter=most)
 
     def tiles(self, A: Tensor, B: Tensor, f: Tensor, g: Tensor) -> Tiles:
         """The tiles that matter under these potentials."""

@@ -104,6 +104,12 @@ class Solution:
         )
 
     @property
+    def next_start(self) -> WarmStart:
+        """The warm start of what goes on from a solution that has one."""
+        assert self.warm_start is not None
+        return self.warm_start
+
+    @property
     def plan(self) -> Tensor:
         """The plan (N, K) where it is stored."""
         found = self.coupling if self.stored is None else self.stored

@@ -1,4 +1,5 @@
-"""One solve, from providers to a feasible plan with its certificate: search, descent, finish, bounds."""
+"""One solve, from providers to a feasible plan with its certificate: search, descent,
+finish, bounds."""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ PRODUCT_PAIRS = 1_000_000  # up to which models are also gone down from the prod
 def solve_dense(
     asked: Problem, streamed: CertifiedSolution | None = None, begin: Callable[[StoredProblem], Solution] | None = None
 ) -> CertifiedSolution:
-    """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by default a search on all
-    points; one that was ``streamed`` only ends here, and comes back as it is where nothing lower is found."""
+    """Solve with a stored plan, on the device of the masses, from where ``begin`` leads, by
+    default a search on all points; one that was ``streamed`` only ends here, and comes back
+    as it is where nothing lower is found."""
     began = time.perf_counter()
     (p, q), options = asked.model.masses, asked.options
     wide = [space.to(p.device, torch.float64) for space in asked.spaces]
@@ -57,14 +59,12 @@ def solve_dense(
     if asked.has_no_entropy or asked.sharpens or asked.tol is not None:
         problem = replace(problem, wide=ExactGradient(wide[0], wide[1], p, q, asked.model.loss))
     between = make_surrogate(problem) or problem
-    solution: Solution
+    solution: Solution = streamed or (begin or search_and_descend)(between)
+    searched = began
     if streamed is None:
-        solution = (begin or search_and_descend)(between)
-        searched = began + solution.seconds["search"]
+        searched += solution.seconds["search"]
         if asked.auto:
             solution = continue_in_epsilon(between, solution, time.perf_counter() - searched)
-    else:
-        solution, searched = streamed, began
     if asked.sharpens:
         solution = sharpen(between, solution)
     if solution is streamed:
@@ -102,51 +102,62 @@ def _leave_surrogate(problem: StoredProblem, found: Solution) -> Solution:
 
 
 def search_and_descend(problem: StoredProblem) -> Solution:
-    """The lowest end of what a search on all points found, with its basins."""
-    if problem.has_no_entropy and not problem.model.is_standard:
-        return _search_and_descend_model(problem)
-    began = time.perf_counter()
-    candidates, reference = find_candidates(problem)
-    searched = time.perf_counter() - began
-    solution, candidates = refine_candidates(problem, candidates)
-    basins = () if reference is None else list_basins(problem, candidates, reference)
-    return replace(solution, basins=basins, seconds={"search": searched})
-
-
-def _search_and_descend_model(problem: StoredProblem) -> Solution:
-    """The lowest end by the objective of any model: of plans between landmarks, or else of what a search with entropy
-    finds; of the plan that was given, or up to a million pairs of the product plan."""
-    began, init, model, watch = time.perf_counter(), problem.init, problem.model, problem.watch
-    ends = zip(model.masses, model.marginals.weights, strict=True)
-    # The mass of a side that is free is no part of the objective.
-    p, q = (torch.full_like(mass, float(mass.sum()) / len(mass)) if rho == 0 else mass for mass, rho in ends)
-    problem = replace(problem, model=replace(model, p=p, q=q)).with_epsilon(0.0)
-    led, coarse = None, problem.options.coarse
-    if init is None and coarse is not None:
-        led = problem.stage("landmarks", partial(find_basins_with_plans, problem, coarse))
-    first = problem if led else problem.with_epsilon(problem.epsilon)
-    candidates, reference = led or find_candidates(first)
+    """The lowest end of what a search found, with its basins: on all points, or for models
+    without entropy between landmarks where that brings plans."""
+    began, first, led = time.perf_counter(), problem, None
+    searches_model = problem.has_no_entropy and not problem.model.is_standard
+    if searches_model:
+        problem = _spread_free_masses(problem)
+        coarse = problem.options.coarse
+        if problem.init is None and coarse is not None:
+            led = problem.stage("landmarks", partial(find_basins_with_plans, problem, coarse))
+        first = problem if led else problem.with_epsilon(problem.epsilon)
+    candidates, reference = led or first.stage("search", partial(find_candidates, first))
     searched = time.perf_counter() - began
     found, candidates = refine_candidates(first, candidates)
-    if led is None:
-        assert found.warm_start is not None
-        start = found.warm_start.to(problem.masses[0].dtype)
+    if searches_model and led is None:
+        start = found.next_start.to(problem.masses[0].dtype)
         whole = partial(solve_unregularized, problem, start, found.history.copy())
         found = problem.stage("sharpen", whole).add_iterations(found)
         candidates[0] = _with_solution(candidates[0], found)
-    pairs, given, quiet = p.numel() * q.numel(), init, replace(problem, watch=watch.without_callback())
+    if searches_model:
+        found, candidates = _descend_from_other_plans(problem, found, candidates)
+    basins = () if reference is None else list_basins(problem, candidates, reference)
+    return replace(found, basins=basins, seconds={"search": searched})
+
+
+def _spread_free_masses(problem: StoredProblem) -> StoredProblem:
+    """The problem without entropy, with equal masses on a side that is free: they are no
+    part of the objective."""
+    model = problem.model
+    p, q = (
+        torch.full_like(mass, float(mass.sum()) / len(mass)) if rho == 0 else mass
+        for mass, rho in zip(model.masses, model.marginals.weights, strict=True)
+    )
+    return replace(problem, model=replace(model, p=p, q=q)).with_epsilon(0.0)
+
+
+def _descend_from_other_plans(
+    problem: StoredProblem, found: Solution, candidates: list[Candidate]
+) -> tuple[Solution, list[Candidate]]:
+    """The lowest end of a model, and the candidates with that one first, after descents
+    from plans that no search brings: the one that was given, or else the product plan and
+    random ones between few points, and where the objectives of simpler models led."""
+    (p, q), given, watch = problem.model.masses, problem.init, problem.watch
+    pairs, quiet = p.numel() * q.numel(), replace(problem, watch=watch.without_callback())
+    quadratic = given is None and problem.model.alpha > 0
     plans = list[tuple[Tensor, bool, str]]()
     if given is not None and given.is_floating_point():
         plans.append((given, pairs <= FEW_PAIRS, "given"))
-    elif given is None and model.alpha > 0 and pairs <= PRODUCT_PAIRS:
+    if quadratic and pairs <= PRODUCT_PAIRS:
         plans.append((p[:, None] * q, True, PRODUCT))
-    if given is None and model.alpha > 0 and pairs <= FEW_PAIRS:
+    if quadratic and pairs <= FEW_PAIRS:
         drawn = draw_random_plans(p[:, None] * q, RANDOM_PLANS, problem.generator)
         plans += [(plan, True, "random plan") for plan in drawn]
     if given is None and not watch.should_skip():
         for lead in make_search_models(problem.model)[1:]:
             with watch.within("lead"):
-                led_there = _search_and_descend_model(replace(quiet, model=lead).with_epsilon(0.0))
+                led_there = search_and_descend(replace(quiet, model=lead).with_epsilon(0.0))
             plans.append((led_there.plan, False, "partial model"))
     for number, (plan, exact, origin) in enumerate(plans):
         if watch.should_skip():
@@ -156,8 +167,7 @@ def _search_and_descend_model(problem: StoredProblem) -> Solution:
         if other.energy < found.energy:  # which no start of the search led to
             best = replace(_with_solution(candidates[0], other), count=0, origin=origin, rejected=())
             found, candidates = other, [best, *candidates]
-    basins = () if reference is None else list_basins(problem, candidates, reference)
-    return replace(found, basins=basins, seconds={"search": searched})
+    return found, candidates
 
 
 def _with_solution(candidate: Candidate, solution: Solution) -> Candidate:
@@ -166,12 +176,15 @@ def _with_solution(candidate: Candidate, solution: Solution) -> Candidate:
 
 
 def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tuple[Solution, list[Candidate]]:
-    """The lowest end among the best candidate and those as good as it, and the candidates with that one first.
+    """The lowest end among the best candidate and those as good as it, and the candidates
+    with that one first.
 
-    Energies of the search come from a few iterations, so near-equal ones are solved to the end before one is called
-    the best or the matching ambiguous; the lowest is that of what the loop minimises, the entropy too. Small problems
-    without entropy are solved from every candidate. Of candidates that bring plans only those are solved that are
-    nearly as low as the lowest after one step, beyond 20 x 20 points; and the lowest once more, annealed further.
+    Energies of the search come from a few iterations, so near-equal ones are solved to the
+    end before one is called the best or the matching ambiguous; the lowest is that of what
+    the loop minimises, the entropy too. Small problems without entropy are solved from
+    every candidate. Of candidates that bring plans only those are solved that are nearly as
+    low as the lowest after one step, beyond 20 x 20 points; and the lowest once more,
+    annealed further.
     """
     best, sharp, model = candidates[0], problem.has_no_entropy, problem.model
     slack, pairs = TINY * problem.unit, len(problem.p) * len(problem.q)  # energies are known no better
@@ -181,13 +194,12 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
     by_plans = sharp and (best.has_annealed_plan or not model.is_standard)
     if by_plans and not model.is_standard:
         chosen = [c for c in candidates if c.start.plan is not None]
-        candidates, count = _rank_after_one_step(problem, candidates, chosen, MODELS_NEARLY)
-        contenders = candidates[: min(count, MODEL_ENDS)]
+        candidates, contenders = _rank_after_one_step(problem, candidates, chosen, MODELS_NEARLY)
+        contenders = contenders[:MODEL_ENDS]
     elif best.has_annealed_plan and not small:  # how low a plan leads, its own energy hardly says
         contenders = [c for c in candidates[:RACED] if c.selected and c.energy <= NEAR * best.energy + slack]
         if pairs <= COMPARED_PAIRS:
-            candidates, count = _rank_after_one_step(problem, candidates, contenders, NEARLY)
-            contenders = candidates[:count]
+            candidates, contenders = _rank_after_one_step(problem, candidates, contenders, NEARLY)
     elif best.is_local_optimum:  # by a descent that the others had as well
         contenders = [best, *(c for c in tied[:most] if not c.is_local_optimum)]
     else:
@@ -223,29 +235,28 @@ def refine_candidates(problem: StoredProblem, candidates: list[Candidate]) -> tu
 
 def _rank_after_one_step(
     problem: StoredProblem, candidates: list[Candidate], chosen: list[Candidate], nearly: float
-) -> tuple[list[Candidate], int]:
-    """The candidates, first the ``chosen`` after a conditional gradient from the plans that they bring, the lowest
-    first, and how many of these are ``nearly`` as low as the lowest."""
+) -> tuple[list[Candidate], list[Candidate]]:
+    """The candidates, first the ``chosen`` after a conditional gradient from the plans that
+    they bring, the lowest first; and those of these that are ``nearly`` as low as the
+    lowest."""
     raced, quiet = list[Candidate](), replace(problem, watch=problem.watch.without_callback())
     for position, candidate in enumerate(chosen):
         if position and problem.watch.should_skip():
             break
         end = quiet.stage(f"race-{position}", partial(descend_unregularized, quiet, candidate.start, 1))
         start = replace(candidate.start, plan=end.plan.to(problem.masses[0]))
-        kind = candidates[0].has_annealed_plan
-        raced.append(replace(_with_solution(candidate, end), start=start, has_annealed_plan=kind))
+        raced.append(
+            replace(_with_solution(candidate, end), start=start, has_annealed_plan=candidates[0].has_annealed_plan)
+        )
     others = [c for c in candidates if all(c is not each for each in chosen[: len(raced)])]
     raced.sort(key=lambda c: c.energy)
-    near = sum(c.energy <= nearly * raced[0].energy + TINY * problem.unit for c in raced)
-    return [*raced, *others], near
+    most = nearly * raced[0].energy + TINY * problem.unit
+    return [*raced, *others], [c for c in raced if c.energy <= most]
 
 
 def find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsening | None]:
-    """What the user gave, else what the coarse stage found, the best first, else the product plan."""
-    return problem.stage("search", partial(_find_candidates, problem))
-
-
-def _find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsening | None]:
+    """What the user gave, else what the coarse stage found, the best first, else the
+    product plan."""
     init = problem.init
     log_p, log_q = (mass.log2() for mass in problem.masses)
     if init is None and problem.options.coarse is not None:
@@ -259,7 +270,5 @@ def _find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsenin
     else:
         start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
-        solved = run_fixed_point(problem, start, problem.epsilon, 1)
-        assert solved.warm_start is not None
-        start = solved.warm_start
+        start = run_fixed_point(problem, start, problem.epsilon, 1).next_start
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None

@@ -8,12 +8,14 @@
       v
     small enough?  else four times as many cells, cut by how differently points see the other space, ... , all points
 
-Replaced by means of factors, cells are quadrature nodes of second order, so few suffice. Potentials are lifted only
-after they were solved for the very gradient that they are lifted with: otherwise a small change of the gradient,
-divided by epsilon, shows up whole in the marginals.
+Replaced by means of factors, cells are quadrature nodes of second order, so few suffice.
+Potentials are lifted only after they were solved for the very gradient that they are lifted
+with: otherwise a small change of the gradient, divided by epsilon, shows up whole in the
+marginals.
 
-A dense solve between curves begins here, too. On curves cells are quadrature nodes that a plan of all points hardly
-differs from, so descents on all points would only repeat what those on cells did, at many times their cost:
+A dense solve between curves begins here, too. On curves cells are quadrature nodes that a
+plan of all points hardly differs from, so descents on all points would only repeat what
+those on cells did, at many times their cost:
 
     search and descent on cells -> the climb to all points -> their linear problem solved in float64, and rounded
 """
@@ -25,7 +27,6 @@ import math
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,7 +42,6 @@ from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.kernels.tiles import TILE, inverse_permutation
 from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model, mean_cost
-from torchgw.objective.sampled import Control
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.problem.problem import Problem, StoredProblem
@@ -58,9 +58,8 @@ from torchgw.search.coarsen import (
 )
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.score import FactoredScore, factored_score
-from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.solvers.entropic import descend
-from torchgw.solvers.inner import InnerSolver, LinearProblem, StoredSolver, StreamedSolver
+from torchgw.solvers.inner import InnerSolver, Sides, StoredSolver, StreamedSolver
 from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
@@ -80,91 +79,36 @@ FLOAT32_RESIDUAL = 5e-5
 SCORE_SHARE = 0.1  # of the marginal tolerance, that dropping small directions of the score may cost
 
 
-Ends: TypeAlias = (
-    "tuple[FactoredCost, FactoredScore]"  # a score on all points, and the row and column terms of its cost
-)
-
-
-def _make_ends(cost: FactoredCost, score: FactoredScore) -> Ends:
-    """Without what differs from problem to problem of their numbers, so that a graph serves them all."""
-    return replace(cost, U=cost.U[:, :0], V=cost.V[:, :0]), replace(score, error=0.0)
-
-
-def _make_offsets(ends: Ends) -> tuple[Tensor, Tensor]:
-    """Row (N,) and column (K,) terms of the cost, in the gauge of the score."""
-    a, b = ends[0].offsets(ends[1].epsilon)
-    return a - ends[1].row, b - ends[1].column
-
-
-@storable
-@dataclass(frozen=True)
-class LevelSolution:
-    """A solved rung of n x n' cells.
-
-    cost : on all points.
-    score : of that cost on all points, -cost / epsilon up to row and column terms, in base 2.
-    x, y : the cells.
-    linear_problem : the problem between them, with the means of the score's factors.
-    f, g : base-2 dual potentials (n,), (n',) of that problem.
-    n_iter : Sinkhorn iterations that found them.
-    """
-
-    cost: FactoredCost
-    score: FactoredScore
-    x: Coarsening
-    y: Coarsening
-    linear_problem: LinearProblem
-    f: Tensor
-    g: Tensor
-    n_iter: int
-
-
 @storable
 @dataclass(frozen=True, kw_only=True)
 class MultilevelState(State):
     """Where the climb stands; its iterations are those of the descents on its rungs.
 
-    last_level : the last rung.
-    f, g : base-2 dual potentials (N,), (K,) of its score on all points, float64.
+    cost : of the last rung, on all points.
+    score : -cost / epsilon on all points, in base 2, up to row and column terms.
+    f, g : base-2 dual potentials (N,), (K,) of that score, float64.
     levels : what is told of each rung so far.
-    has_exact_cost : whether the cost is the gradient of a plan, not a sample of it.
     descent : how the last descent on a rung ended.
     """
 
-    last_level: LevelSolution
+    cost: FactoredCost
+    score: FactoredScore
     f: Tensor
     g: Tensor
     levels: tuple[Rung, ...]
-    has_exact_cost: bool
     descent: Status
-
-    @property
-    def warm_start(self) -> WarmStart:
-        """To go on from here, in float64."""
-        score = self.last_level.score
-        return WarmStart(
-            self.last_level.cost.to(torch.float64), self.f - score.row, self.g - score.column, score.epsilon
-        )
-
-    @property
-    def complete(self) -> bool:
-        return True
-
-    def without_factors(self) -> MultilevelState:
-        """The same without what has a row for each point: nothing goes on from it, but its duals are there."""
-        (cost, score), none = (self.last_level.cost, self.last_level.score), self.f.new_empty(0, 0)
-        solved = replace(self.last_level, cost=replace(cost, U=none, V=none), score=replace(score, A=none, B=none))
-        return replace(self, last_level=solved)
 
     def require_finite(self) -> None:
         """Refuse potentials that are none."""
         if not bool(torch.cat((self.f, self.g)).lt(math.inf).all()):  # NaN as well
-            epsilon = float(self.last_level.score.epsilon)
-            raise FloatingPointError(f"epsilon = {epsilon:g} is too small: potentials are beyond what float64 holds")
+            raise FloatingPointError(
+                f"epsilon = {self.score.epsilon:g} is too small: potentials are beyond what float64 holds"
+            )
 
 
 def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelState, Solution]:
-    """The streamed problem, where the climb from its first cells ends, and the same as a solution without its plan.
+    """The streamed problem, where the climb from its first cells ends, and the same as a
+    solution without its plan.
 
     Raises
     ------
@@ -172,77 +116,45 @@ def climb_to_all_points(asked: Problem) -> tuple[StreamedProblem, MultilevelStat
         When potentials are no numbers.
     """
     problem, first, began = solve_on_cells(asked)
-    state, status, history = problem.stage("climb", partial(_climb, problem, first, began))
+    climb = partial(_climb, problem, first, began)
+    state, status, history = problem.stage("climb", climb)
     state.require_finite()
-    return (
-        problem,
-        state,
-        Solution(
-            coupling=None,
-            warm_start=state.warm_start if problem.ranks.count == 1 else None,  # of shares
-            status=status,
-            n_iter=state.n_iter,
-            n_iter_sinkhorn=state.n_iter_sinkhorn,
-            history=history,
-            basins=first.basins,
-            ladder=state.levels,
-            seconds=first.seconds,
-        ),
+    warm_start, score = None, state.score
+    if problem.ranks.count == 1:  # without shares
+        f, g = state.f - score.row, state.g - score.column
+        warm_start = WarmStart(state.cost.to(torch.float64), f, g, score.epsilon)
+    solution = Solution(
+        coupling=None,
+        warm_start=warm_start,
+        status=status,
+        n_iter=state.n_iter,
+        n_iter_sinkhorn=state.n_iter_sinkhorn,
+        history=history,
+        basins=first.basins,
+        ladder=state.levels,
+        seconds=first.seconds,
     )
+    return problem, state, solution
 
 
 def _climb(problem: StreamedProblem, first: Solution, started: float) -> tuple[MultilevelState, Status, History]:
-    """From the solution between the first cells, on which time was spent since ``started``, to all points; the history
-    is that of all descents."""
+    """From the solution between the first cells, on which time was spent since ``started``,
+    to all points; the history is that of all descents."""
     history, (x, y) = first.history, problem.cells
-    assert first.warm_start is not None
-    g = first.warm_start.g
-
-    def lift_level(
-        solved: LevelSolution, done: Solution | None, last: MultilevelState | None, began: float
-    ) -> MultilevelState:
-        """The rung on all points, how well it fits there, and what was spent on it since ``began``."""
-        f, g, residual, error = lift_potentials(problem, solved)
-        whole, done_iter = _has_all_points(problem, solved.x, solved.y), (0, 0)
-        if done is not None:
-            done_iter = done.n_iter, done.n_iter_sinkhorn
-        if not problem.model.has_hard_marginals and not whole:
-            change = math.inf if last is None else _measure_plan_change(problem, last, solved.score, f, g)
-            residual = max(residual, change)
-        told = Rung(
-            cells=(solved.x.count, solved.y.count),
-            residual=residual,
-            residual_error=error,
-            n_iter=done_iter[0],
-            n_iter_sinkhorn=solved.n_iter + done_iter[1],
-            seconds=time.perf_counter() - began,
-        )
-        logger.info("ladder: %s", told)
-        rungs = (told,) if last is None else (*last.levels, told)
-        exact = problem.has_factors or (whole and done is not None and last is not None)
-        return MultilevelState(
-            n_iter=sum(rung.n_iter for rung in rungs),
-            n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in rungs),
-            last_level=solved,
-            f=f,
-            g=g,
-            levels=rungs,
-            has_exact_cost=exact or (last is not None and last.has_exact_cost),
-            descent=first.status if last is None else last.descent if done is None else done.status,
-        )
+    g = first.next_start.g
 
     def begin() -> MultilevelState:
-        cost = linearise_on_points(problem, DenseCoupling(first.plan.to(x.features.dtype)), x, y)
-        return lift_level(_solve_linear_problem(problem, cost, x, y, g), first, None, started)
+        plan = DenseCoupling(first.plan.to(x.features.dtype))
+        cost = linearise_on_points(problem, plan, x, y)
+        spent = first.n_iter, first.n_iter_sinkhorn
+        return _solve_level(problem, (x, y), cost, g, first.status, spent, None, started)
 
     def step(state: MultilevelState) -> tuple[MultilevelState, None, Status | None]:
         last = state.levels[-1]
         reached = last.residual + SURE * last.residual_error <= problem.options.ladder.marginal_tol
-        if reached or _has_all_points(problem, state.last_level.x, state.last_level.y):
+        if reached or last.cells == problem.shape:
             return state, None, state.descent
-        began = time.perf_counter()
-        solved, done = _solve_next_level(problem, state, history)
-        return lift_level(solved, done, state, began), None, None
+        return _solve_next_level(problem, state, history), None, None
 
     state, status = iterate(MultilevelState, step, begin, Loop(problem.watch, history, None))
     return state, status, history
@@ -267,41 +179,28 @@ def _begin_on_cells(asked: Problem, problem: StoredProblem) -> Solution:
     return replace(found, energy=float(mean_cost(problem.gradient(plan, p), plan, p, q)))
 
 
-def lift_potentials(problem: StreamedProblem, step: LevelSolution) -> tuple[Tensor, Tensor, float, float]:
-    """Potentials of all points (N,), (K,), float64, by one half-step of each against the other side's cells; and the
-    larger L1 marginal error of the plan at full size and its standard error.
-
-    Of a relaxed marginal, the change that another half-step would make.
-    """
-    model, labels = problem.model, None
-    if _has_all_points(problem, step.x, step.y):
-        labels = step.x.label, step.y.label
-    draws = [
-        None if len(mass) <= SAMPLED_POINTS else prepare_draws(mass, SAMPLED_POINTS, problem.generator)
-        for mass in model.masses
-    ]
-    cells = step.linear_problem.A, step.linear_problem.B, step.f, step.g
-    f, g, errors = _lift_potentials_with_errors(
-        problem.kernels.local_kernel, model, _make_ends(step.cost, step.score), cells, labels, draws, problem.ranks
-    )
-    one, its_error, other, other_error = to_host(errors)[0].tolist()
-    return f, g, *max((one, its_error), (other, other_error))
-
-
 @as_cuda_graph()
-def _lift_potentials_with_errors(
+def lift_potentials(
     kernel: Kernel,
     model: Model,
-    ends: Ends,
+    score: FactoredScore,
+    offsets: tuple[Tensor, Tensor],
     cells: tuple[Tensor, Tensor, Tensor, Tensor],
     labels: tuple[Tensor, Tensor] | None,
     draws: list[Tensor | torch.Generator | None],
     ranks: Ranks,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Potentials of all points from factors and potentials of the cells, which may be the points with these labels, and
-    for either side the L1 error and its standard error (4,)."""
-    (A, B, f, g), score = cells, ends[1]
-    sides = model.constraints_from_logs(model.p.log2(), model.q.log2(), score.epsilon, *_make_offsets(ends))
+    """Potentials of all points (N,), (K,), float64, by one half-step of each against the
+    other side's cells, which have these factors and potentials and may be the points with
+    these labels; and for either side the L1 marginal error of the plan at full size, and
+    its standard error (4,).
+
+    Errors are those of sampled rows and columns, of every point where there are few: O((N +
+    K) r) for each of the 1000 points of either side. Of a relaxed marginal, the change that
+    another half-step would make.
+    """
+    A, B, f, g = cells
+    sides = model.constraints_from_logs(model.p.log2(), model.q.log2(), score.epsilon, *offsets)
     if labels is None:
         row, column = sides
         at_rows = ranks.all_gather(kernel.bind(score.A, B).softmin(g, 1), len(model.p))
@@ -309,35 +208,20 @@ def _lift_potentials_with_errors(
         f, g = row.potential(at_rows.double()), column.potential(at_columns.double())
     else:
         f, g = f[labels[0]].double(), g[labels[1]].double()
-    return f, g, _marginal_errors(kernel, (score.A, score.B), sides, (f, g), draws, ranks)
-
-
-def _marginal_errors(
-    kernel: Kernel,
-    factors: tuple[Tensor, Tensor],
-    sides: tuple[MarginalConstraint, MarginalConstraint],
-    potentials: tuple[Tensor, Tensor],
-    draws: list[Tensor | torch.Generator | None],
-    ranks: Ranks,
-) -> Tensor:
-    """The L1 error and its standard error of both marginals (4,), from sampled rows and columns.
-
-    Every point where there are few. O((N + K) r) for each of the 1000 points of either side.
-    """
-    (A, B), found = factors, []
-    for axis, side, own, other, drawn in zip((1, 0), sides, potentials, potentials[::-1], draws, strict=True):
+    errors = []
+    for axis, side, own, other, drawn in zip((1, 0), sides, (f, g), (g, f), draws, strict=True):
         mass = side.log_mass.exp2()
         total, every = mass.sum(), drawn is None
         index = torch.arange(len(mass), device=mass.device) if drawn is None else draw(mass, SAMPLED_POINTS, drawn)
-        some = ranks.gather(A if axis == 1 else B, len(mass), index)
-        bound = kernel.bind(some, B) if axis == 1 else kernel.bind(A, some)
-        softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(A.dtype), axis), ranks)
+        some = ranks.gather(score.A if axis == 1 else score.B, len(mass), index)
+        bound = kernel.bind(some, score.B) if axis == 1 else kernel.bind(score.A, some)
+        softmin = logsumexp_over_ranks(bound.softmin(ranks.own(other).to(some.dtype), axis), ranks)
         sums = own[index] + softmin.double()
         weight = mass[index] if every else total.expand(len(index)) / len(index)
         wanted = side.restrict(index).sums_after_step(sums - own[index], weight)
         off = weight * ((sums - mass[index].log2()).exp2() - wanted / mass[index]).abs()
-        found += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
-    return torch.stack(found)
+        errors += [off.sum(), off.new_zeros(()) if every else off.std() * SAMPLED_POINTS**0.5]
+    return f, g, torch.stack(errors)
 
 
 def _measure_plan_change(
@@ -355,106 +239,157 @@ def _measure_plan_change(
     for part, scale in zip(parts(index, k), parts(weight, k), strict=True):
         one, other = (
             (ranks.gather(scored.A, len(p), part) @ scored.B.T).double().add_(u[part, None]).add_(ranks.own(v)).exp2_()
-            for scored, u, v in ((last.last_level.score, last.f, last.g), (score, f, g))
+            for scored, u, v in ((last.score, last.f, last.g), (score, f, g))
         )
         total += scale @ (one - other).abs().sum(1)
     return float(ranks.sum(total))
 
 
-def _solve_next_level(
-    problem: StreamedProblem, state: MultilevelState, history: History
-) -> tuple[LevelSolution, Solution | None]:
-    """The next rung, started from the potentials of all points, and its descent where it has a gradient of its own."""
-    step, old, model = state.last_level, state.last_level.score, problem.model
-    x = make_cells(problem, problem.x, 0, old.A, GROWTH * step.x.count)
-    y = make_cells(problem, problem.y, 1, old.B, GROWTH * step.y.count)
+def _solve_next_level(problem: StreamedProblem, state: MultilevelState, history: History) -> MultilevelState:
+    """The next rung, started from the potentials of all points, with a descent where it has
+    a gradient of its own."""
+    began, old = time.perf_counter(), state.score
+    rows, columns = state.levels[-1].cells
+    x = make_cells(problem, problem.x, 0, old.A, GROWTH * rows)
+    y = make_cells(problem, problem.y, 1, old.B, GROWTH * columns)
     f = x.means((state.f - old.row)[:, None], problem.p)[:, 0]
     g = y.means((state.g - old.column)[:, None], problem.q)[:, 0]
-    complete, stored = _has_all_points(problem, x, y), _stores_plan(problem, x, y)
+    complete, stored = (x.count, y.count) == problem.shape, _stores_plan(problem, x, y)
     loose = problem.options.ladder.marginal_tol >= LOOSE
-    # Beyond rungs that store their plan only a demand for precision is worth new gradients, and those can be had where
-    # they are exact, or where all points are few.
-    if x.space is None or y.space is None or not (stored or (not loose and (problem.has_factors or complete))):
-        return _solve_linear_problem(problem, step.cost, x, y, g), None
-    cost, model = model.average_cost(step.cost, x, y), model.coarsen(x, y)
-    assert cost is not None
-    gradient, p = problem.between((x.space, y.space), model, cost.U.dtype).gradient, model.p.to(cost.U.dtype)
-    inner = _make_inner_solver(problem, x, y, replace(problem.options.sinkhorn, tol=inner_tolerance(problem)))
+    # Beyond rungs that store their plan only a demand for precision is worth new gradients,
+    # and those can be had where they are exact, or where all points are few.
+    pays = stored or (not loose and (problem.has_factors or complete))
+    if x.space is None or y.space is None or not pays:
+        return _solve_level(problem, (x, y), state.cost, g, state.descent, (0, 0), state, began)
+    small, cost = problem.coarsen(x, y), problem.model.average_cost(state.cost, x, y)
+    p, options = small.masses[0], problem.options
+    inner = _make_inner_solver(problem, x, y, replace(options.sinkhorn, tol=inner_tolerance(problem)))
     start = WarmStart(cost, f.to(p.dtype), g.to(p.dtype), problem.epsilon)
-    loop = Loop(problem.watch, history, problem.options.stopping.max_iter)
-    descent = partial(descend, gradient, start, inner, problem.options, loop, by_value=loose)
+    loop = Loop(problem.watch, history, options.stopping.max_iter)
+    descent = partial(descend, small.gradient, start, inner, options, loop, by_value=loose)
     run = partial(problem.stage, f"rung-{len(state.levels)}", descent)
     done = problem.run_on_first(run) if stored else run()
     history.go_on_from(done.history)
     assert done.coupling is not None
-    assert done.warm_start is not None
     if complete:
-        cost = gradient(done.coupling, p).restrict(x.label, y.label)
+        cost = small.gradient(done.coupling, p).restrict(x.label, y.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = linearise_on_points(problem, done.coupling, x, y)
-    return _solve_linear_problem(problem, cost, x, y, done.warm_start.g), done
+    spent = done.n_iter, done.n_iter_sinkhorn
+    return _solve_level(problem, (x, y), cost, done.next_start.g, done.status, spent, state, began)
 
 
-def _solve_linear_problem(
-    problem: StreamedProblem, cost: FactoredCost, x: Coarsening, y: Coarsening, g: Tensor
-) -> LevelSolution:
-    """The cells' potentials for ``cost``, from warm ones g (n',) of its uncentred score."""
-    tight = inner_tolerance(problem) < FLOAT32_RESIDUAL
-    error = SCORE_SHARE * problem.options.ladder.marginal_tol
-    score = factored_score(cost, problem.p, problem.q, problem.epsilon, error, tight, problem.ranks)
-    arguments = problem.model, _make_ends(cost, score), x, y, problem.ranks
-    linear, f, g = _begin_level(problem.kernels.streamed, g, *arguments)
-    inner = problem.options.sinkhorn
-    # What a stored rung leaves unsolved is lifted; on a larger one every iteration counts, and all points need no lift.
-    left = 0.0 if _stores_plan(problem, x, y) else LEFT * problem.options.ladder.marginal_tol
-    tol = max(inner_tolerance(problem), left)
-    last = replace(inner, exact_max_iter=max(inner.final_max_iter, 2), tol=tol)  # two are the fewest that say how far
+def _solve_level(
+    problem: StreamedProblem,
+    cells: tuple[Coarsening, Coarsening],
+    cost: FactoredCost,
+    g: Tensor,
+    descent: Status,
+    spent: tuple[int, int],
+    last: MultilevelState | None,
+    began: float,
+) -> MultilevelState:
+    """A rung on all points: the cells' potentials for ``cost``, from warm ones g (n',) of
+    its uncentred score, lifted.
+
+    descent : how the last descent ended.
+    spent : outer and inner iterations of it, where it was on this rung.
+    last : the rung before.
+    began : when work on this one did.
+    """
+    model, options, ranks, (x, y) = problem.model, problem.options, problem.ranks, cells
+    wanted, tol = options.ladder.marginal_tol, inner_tolerance(problem)
+    score = factored_score(cost, model.p, model.q, problem.epsilon, SCORE_SHARE * wanted, tol < FLOAT32_RESIDUAL, ranks)
+    # Row and column terms of the cost, in the gauge of the score.
+    a, b = cost.offsets(score.epsilon)
+    offsets = a - score.row, b - score.column
+    A, B, sides, f, g = _begin_level(problem.kernels.streamed, g, model, score, offsets, x, y, ranks)
+    stored, whole = _stores_plan(problem, x, y), (x.count, y.count) == problem.shape
+    if not stored:
+        # What a stored rung leaves unsolved is lifted; on a larger one every iteration
+        # counts, and all points need no lift.
+        tol = max(tol, LEFT * wanted)
+    most = max(options.sinkhorn.final_max_iter, 2)  # two are the fewest that say how far
+    inner = _make_inner_solver(problem, x, y, replace(options.sinkhorn, exact_max_iter=most, tol=tol))
     with threads_for(x.count * y.count):
-        run = partial(_make_inner_solver(problem, x, y, last).potentials, linear, f, g)
-        state = problem.run_on_first(run) if _stores_plan(problem, x, y) else run()
-    return LevelSolution(cost, score, x, y, linear, state.f, state.g, state.n_iter)
+        run = partial(inner.potentials, A, B, sides, f, g)
+        solved = problem.run_on_first(run) if stored else run()
+    draws = [
+        None if len(mass) <= SAMPLED_POINTS else prepare_draws(mass, SAMPLED_POINTS, problem.generator)
+        for mass in model.masses
+    ]
+    f, g, errors = lift_potentials(
+        problem.kernels.local_kernel,
+        model,
+        score,
+        offsets,
+        (A, B, solved.f, solved.g),
+        (x.label, y.label) if whole else None,
+        draws,
+        ranks,
+    )
+    row, row_error, column, column_error = to_host(errors)[0].tolist()
+    residual, error = max((row, row_error), (column, column_error))
+    if not model.has_hard_marginals and not whole:
+        residual = math.inf if last is None else max(residual, _measure_plan_change(problem, last, score, f, g))
+    told = Rung(
+        cells=(x.count, y.count),
+        residual=residual,
+        residual_error=error,
+        n_iter=spent[0],
+        n_iter_sinkhorn=spent[1] + solved.n_iter,
+        seconds=time.perf_counter() - began,
+    )
+    logger.info("ladder: %s", told)
+    levels = (told,) if last is None else (*last.levels, told)
+    return MultilevelState(
+        n_iter=sum(rung.n_iter for rung in levels),
+        n_iter_sinkhorn=sum(rung.n_iter_sinkhorn for rung in levels),
+        cost=cost,
+        score=score,
+        f=f,
+        g=g,
+        levels=levels,
+        descent=descent,
+    )
 
 
 @as_cuda_graph()
 def _begin_level(
-    kernel: StreamedKernel, g: Tensor, model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks
-) -> tuple[LinearProblem, Tensor, Tensor]:
-    """The linear problem between cells, and its potentials from warm ones g (n',) of the uncentred score."""
-    linear = _make_linear_problem(model, ends, x, y, ranks)
-    A, B = linear.A, linear.B
-    g = g.to(A.dtype) + y.means(ends[1].column[:, None], model.q)[:, 0].to(A.dtype)
-    return linear, linear.row.potential(kernel.bind(A, B).softmin(g, 1)), g
-
-
-@as_cuda_graph()
-def _make_linear_problem(model: Model, ends: Ends, x: Cells, y: Cells, ranks: Ranks) -> LinearProblem:
-    """The linear problem between cells, for a score on all points."""
-    small, score = model.coarsen(x, y), ends[1]
-    sides = zip((x, y), _make_offsets(ends), model.masses, strict=True)
-    offsets = [cells.means(offset[:, None], mass)[:, 0] for cells, offset, mass in sides]
+    kernel: StreamedKernel,
+    g: Tensor,
+    model: Model,
+    score: FactoredScore,
+    offsets: tuple[Tensor, Tensor],
+    x: Cells,
+    y: Cells,
+    ranks: Ranks,
+) -> tuple[Tensor, Tensor, Sides, Tensor, Tensor]:
+    """The linear problem between cells for a score on all points: means of its factors, the
+    sides, and potentials from warm ones g (n',) of the uncentred score."""
+    small, p, q = model.coarsen(x, y), model.p, model.q
+    means = x.means(offsets[0][:, None], p)[:, 0], y.means(offsets[1][:, None], q)[:, 0]
     log_p, log_q = (mass.log2().to(score.A.dtype) for mass in small.masses)
-    row, column = small.constraints_from_logs(log_p, log_q, score.epsilon, *offsets)
-    return LinearProblem(x.means(score.A, model.p, ranks), y.means(score.B, model.q, ranks), row, column)
+    sides = small.constraints_from_logs(log_p, log_q, score.epsilon, *means)
+    A, B = x.means(score.A, p, ranks), y.means(score.B, q, ranks)
+    g = g.to(A.dtype) + y.means(score.column[:, None], q)[:, 0].to(A.dtype)
+    return A, B, sides, sides[0].potential(kernel.bind(A, B).softmin(g, 1)), g
 
 
 def inner_tolerance(problem: StreamedProblem) -> float:
-    """Of the inner solves: a tenth of what the marginals may be off by, or what the options ask for."""
+    """Of the inner solves: a tenth of what the marginals may be off by, or what the options
+    ask for."""
     return min(problem.options.sinkhorn.tol, problem.options.ladder.marginal_tol / 10)
-
-
-def _has_all_points(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> bool:
-    """Whether these cells are all points."""
-    return x.count == len(problem.p) and y.count == len(problem.q)
 
 
 def _stores_plan(problem: StreamedProblem, x: Coarsening, y: Coarsening) -> bool:
     """Whether plans between these cells are stored; those between all points never are."""
-    return x.count * y.count <= STORED_CELLS**2 and not _has_all_points(problem, x, y)
+    return x.count * y.count <= STORED_CELLS**2 and (x.count, y.count) != problem.shape
 
 
 def _make_inner_solver(problem: StreamedProblem, x: Coarsening, y: Coarsening, options: SinkhornOptions) -> InnerSolver:
-    model = replace(problem.model.coarsen(x, y), epsilon=problem.epsilon)
+    model = problem.model.coarsen(x, y)
     if _stores_plan(problem, x, y):
         return StoredSolver(problem.kernels.stored, model, options)
     return StreamedSolver(
@@ -467,7 +402,8 @@ FEWEST = 16
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedProblem(Problem):
-    """A problem whose plans between all points are not stored; its spaces serve the loop's dtype.
+    """A problem whose plans between all points are not stored; its spaces serve the loop's
+    dtype.
 
     x, y : the spaces with their masses and factors, their own or those of landmarks.
     cells : those that the search and the first descent are between.
@@ -478,8 +414,8 @@ class StreamedProblem(Problem):
     cells: tuple[Coarsening, Coarsening]
 
     @property
-    def controls(self) -> tuple[Control, Control]:
-        return self.x.control, self.y.control
+    def shape(self) -> tuple[int, int]:
+        return len(self.p), len(self.q)
 
     @property
     def has_factors(self) -> bool:
@@ -487,30 +423,9 @@ class StreamedProblem(Problem):
         return self.x.exact and self.y.exact
 
 
-def make_streamed_problem(problem: Problem) -> StreamedProblem:
-    """The problem with factors and first cells."""
-    options, dtype = problem.options, loop_dtype(problem.options.mixed_precision)
-    x, y = (
-        ControlledSpace.of(space.to(mass.device, dtype), mass, dtype, options.sampling.n_control, problem.generator)
-        for space, mass in zip(problem.spaces, problem.model.masses, strict=True)
-    )
-    # Cells are cut by the factors of the distances, and by those of the linear cost.
-    linear = problem.model.linear(dtype)
-    features = (x.control.F, y.control.F)
-    if linear is not None:
-        features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
-    # As cells are halved, at least two points for each.
-    counts = [
-        min(options.ladder.n_cells, max(1 << max(len(own.mass) // 2, 1).bit_length() - 1, FEWEST)) for own in (x, y)
-    ]
-    first, second = (make_cells(problem, *side) for side in zip((x, y), (0, 1), features, counts, strict=True))
-    kernels = problem.kernels.share(x.ranks)
-    return StreamedProblem.of(problem, spaces=(x.space, y.space), kernels=kernels, x=x, y=y, cells=(first, second))
-
-
 def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
-    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d), the ranks' shares, or every
-    point where that is more than two thirds of them."""
+    """At least ``count`` cells of the source (axis 0) or the target by the features (N, d),
+    the ranks' shares, or every point where that is more than two thirds of them."""
     n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
     if 3 * count > 2 * n:
         order = bisect(features, -(-n // TILE), TILE, backend, n, ranks).order
@@ -524,38 +439,47 @@ def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Ten
 
 
 def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
-    """The streamed problem, its solution between the first cells with the basins of the search, as matchings of all
-    points, and when that was begun."""
+    """The streamed problem, its solution between the first cells with the basins of the
+    search, as matchings of all points, and when that was begun."""
     started = time.perf_counter()
-    problem = make_streamed_problem(asked)
-    began, (x, y) = time.perf_counter(), problem.cells
-    assert x.space is not None
-    assert y.space is not None
-    coarse = problem.between((x.space, y.space), problem.model.coarsen(x, y), problem.x.control.F.dtype)
-    coarse = replace(coarse, init=_coarsen_init(problem.init, x, y), tol=None)
-
-    def search() -> Solution:
-        with threads_for(x.count * y.count):
-            return search_and_descend(coarse)
-
-    found = problem.run_on_first(search)
+    options, dtype = asked.options, loop_dtype(asked.options.mixed_precision)
+    left, right = (
+        ControlledSpace.of(space.to(mass.device, dtype), mass, dtype, options.sampling.n_control, asked.generator)
+        for space, mass in zip(asked.spaces, asked.model.masses, strict=True)
+    )
+    # Cells are cut by the factors of the distances, and by those of the linear cost.
+    linear = asked.model.linear(dtype)
+    features = (left.control.F, right.control.F)
+    if linear is not None:
+        features = torch.cat((features[0], linear.U), 1), torch.cat((features[1], linear.V), 1)
+    # As cells are halved, at least two points for each.
+    counts = [
+        min(options.ladder.n_cells, max(1 << max(len(own.mass) // 2, 1).bit_length() - 1, FEWEST))
+        for own in (left, right)
+    ]
+    sides = zip((left, right), (0, 1), features, counts, strict=True)
+    x, y = (make_cells(asked, *side) for side in sides)
+    problem = StreamedProblem.of(
+        asked, spaces=(left.space, right.space), kernels=asked.kernels.share(left.ranks), x=left, y=right, cells=(x, y)
+    )
+    began = time.perf_counter()
+    init = problem.init
+    if init is not None and init.is_floating_point():
+        init = y.sums(x.sums(init).T).T
+    elif init is not None:
+        init = torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
+    coarse = replace(problem.coarsen(x, y), init=init, tol=None)
+    with threads_for(x.count * y.count):
+        found = problem.run_on_first(partial(search_and_descend, coarse))
     basins = tuple(
         replace(each, matching=y.medoids[each.matching[x.label]], shift=each.shift[x.label]) for each in found.basins
     )
     return problem, replace(found, basins=basins, seconds={"search": began - started + found.seconds["search"]}), began
 
 
-def _coarsen_init(init: Tensor | None, x: Coarsening, y: Coarsening) -> Tensor | None:
-    """The start plan (N, K) or pairs (m, 2) coarsened to cells."""
-    if init is None:
-        return None
-    if not init.is_floating_point():
-        return torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
-    return y.sums(x.sums(init).T).T
-
-
 def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsening, y: Coarsening) -> FactoredCost:
-    """The cost of the whole objective on all points, of a plan between cells; sampled where not both have factors."""
+    """The cost of the whole objective on all points, of a plan between cells; sampled where
+    not both have factors."""
     model, sides = problem.model, (problem.x, problem.y)
     small = model.coarsen(x, y)
     rows, columns = small.marginals_of(coupling)
@@ -572,7 +496,5 @@ def linearise_on_points(problem: StreamedProblem, coupling: Coupling, x: Coarsen
     linear, moments = model.linear(cost.U.dtype), None
     if model.marginals.free_mass:
         cost = FactoredCost.weighted_sum([cost], [mass])
-        cells = model.average_cost(cost, x, y)
-        assert cells is not None
-        moments = moments_of(small, cells, small.linear(cost.U.dtype), coupling, rows, columns)
+        moments = moments_of(small, model.average_cost(cost, x, y), small.linear(cost.U.dtype), coupling, rows, columns)
     return weights_of(small, moments).combine_costs(cost, linear)

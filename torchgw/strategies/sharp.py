@@ -1,8 +1,10 @@
-"""The optimum without entropy: epsilon annealed down while the value falls, then conditional gradients.
+"""The optimum without entropy: epsilon annealed down while the value falls, then
+conditional gradients.
 
     potentials and a plan at a small epsilon -> a vertex of its linear problem -> steps to vertices -> stationary
 
-Between many points that have factors, plans and vertices have few entries (`torchgw.solvers.sparse_descent`).
+Between many points that have factors, plans and vertices have few entries
+(`torchgw.solvers.sparse_descent`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History, Status
+from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.transfer import to_host
@@ -54,33 +57,37 @@ NEGLIGIBLE = 1e-13  # of the mass of a point, and of all mass that moves
 def solve_unregularized(problem: StoredProblem, start: WarmStart, history: History | None = None) -> Solution:
     """A stationary plan without entropy, found from a start; a ``history`` is gone on with.
 
-    Conditional gradients begin from the plan of a start that brings one, and annealing only finds potentials."""
+    Conditional gradients begin from the plan of a start that brings one, and annealing only
+    finds potentials."""
     # A search that has cooled further is gone on from where it came to.
     epsilon, history = min(problem.epsilon, start.epsilon or math.inf), History() if history is None else history
     limit = len(history.iteration) + problem.options.stopping.max_iter
     steps = STEPS if start.plan is None else 1
     now, step = _anneal(problem, start, epsilon, history, 0, min(steps, limit)), 1
-    while start.plan is None and epsilon > FALL * problem.epsilon and not problem.watch.should_skip():
+    while (
+        start.plan is None
+        and epsilon > FALL * problem.epsilon
+        and len(now.history.iteration) < limit
+        and not problem.watch.should_skip()
+    ):
         before, epsilon, left = now.history.cost[-1], epsilon * RATIO, limit - len(now.history.iteration)
-        if left <= 0:
-            break
-        assert now.warm_start is not None
-        now = _anneal(problem, now.warm_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
+        now = _anneal(problem, now.next_start, epsilon, now.history, step, min(STEPS, left)).add_iterations(now)
         step += 1
         if now.history.cost[-1] > (1 - PROGRESS) * before:
             break
-    assert now.warm_start is not None
-    assert now.warm_start.cost is not None
-    dual = now.warm_start.cost.column_dual(now.warm_start.g.to(torch.float64), problem.q, epsilon)
+    end = now.next_start
+    assert end.cost is not None
+    dual = end.cost.column_dual(end.g.to(torch.float64), problem.q, epsilon)
     plan, left = now.plan if start.plan is None else start.plan, max(limit - len(now.history.iteration), 1)
     found = descend_from_plan(problem, plan, dual, now.history, left, kept=start.plan is not None)
     found = _improve_by_exchanges(problem, found, limit)
-    warning = start_precision_check(now.warm_start.cost, epsilon, problem.options)()
+    warning = start_precision_check(end.cost, epsilon, problem.options)()
     return replace(found.add_iterations(now), precision_warning=warning)
 
 
 def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: int | None = None) -> Solution:
-    """The stationary plan that conditional gradients reach from the plan of a start, beside its own potentials."""
+    """The stationary plan that conditional gradients reach from the plan of a start, beside
+    its own potentials."""
     assert start.plan is not None
     dual, limit = start.column_dual(problem.masses[1]), problem.options.stopping.max_iter
     found = descend_from_plan(problem, start.plan, dual, History(), max_iter, rough=True)
@@ -88,10 +95,9 @@ def descend_unregularized(problem: StoredProblem, start: WarmStart, max_iter: in
 
 
 def sharpen(problem: StoredProblem, first: Solution) -> Solution:
-    """The optimum without entropy that an entropic one becomes, at the end of its path; that one where it did not
-    settle, or where nothing lower was found."""
-    lost = first.coupling is None and first.stored is None
-    if lost or first.warm_start is None or not first.status.converged or problem.watch.should_skip():
+    """The optimum without entropy that an entropic one becomes, at the end of its path;
+    that one where it did not settle, or where nothing lower was found."""
+    if first.warm_start is None or not first.status.converged or problem.watch.should_skip():
         return first
     began, start = time.perf_counter(), first.warm_start.to(problem.masses[0].dtype)
     sharp = problem.with_epsilon(0.0)
@@ -105,8 +111,9 @@ def sharpen(problem: StoredProblem, first: Solution) -> Solution:
 
 
 def _improve_by_exchanges(problem: StoredProblem, found: Solution, limit: int) -> Solution:
-    """What exchanges of matches lead to, which steps to first order do not see, between few points of equal masses; a
-    history of ``limit`` entries at most. The same where that is no lower."""
+    """What exchanges of matches lead to, which steps to first order do not see, between few
+    points of equal masses; a history of ``limit`` entries at most. The same where that is
+    no lower."""
     (p, q), wide, symmetric = problem.model.masses, problem.wide, all(map(is_symmetric, problem.spaces))
     assert wide is not None
     few = len(p) * len(q) <= EXCHANGED_PAIRS and equal_masses(*(mass.numpy() for mass in to_host(p, q)))
@@ -165,14 +172,14 @@ def descend_from_plan(
     plan, cost = plan.to(torch.float64, copy=True), None
     if model.is_standard:
         plan = make_feasible(plan, p, q)
-        between = _descend_between_factors(problem, plan, dual, kept, loop)
+        between = _descend_between_factors(problem, wide, plan, dual, kept, loop)
         if between is None:
             loop = replace(loop, max_iter=max(max_iter - len(history.iteration) + before, 1))
             found, status = conditional_gradient(DenseProgram(wide, p, q), plan, dual, loop)
             value, ended, dual = found.value, found.plan, found.dual
             if wide.has_matrices:
-                a, b = wide.a, wide.b
-                cost = FactoredCost.from_matrix(found.cost.sub_(a[:, None]).sub_(b), a, b)
+                matrix = found.cost.sub_(wide.a[:, None]).sub_(wide.b)
+                cost = FactoredCost.from_matrix(matrix, wide.a, wide.b)
         else:
             sparse, status = between
             value, ended, dual = sparse.value, sparse.plan.to_dense(), sparse.dual
@@ -196,16 +203,14 @@ def descend_from_plan(
 
 
 def _descend_between_factors(
-    problem: StoredProblem, plan: Tensor, dual: Tensor, kept: bool, loop: Loop
+    problem: StoredProblem, exact: ExactGradient, plan: Tensor, dual: Tensor, kept: bool, loop: Loop
 ) -> tuple[FactoredState, Status] | None:
-    """From vertex to vertex between factors; None where spaces have none, points are few or without mass, or where the
-    end is above a plan to be ``kept``."""
-    exact, (p, q) = problem.wide, problem.model.masses
-    assert exact is not None
+    """From vertex to vertex between factors; None where spaces have none, points are few or
+    without mass, or where the end is above a plan to be ``kept``."""
+    p, q = problem.model.masses
     many = len(p) * len(q) >= FACTORED_PAIRS and has_vertex_solver(len(p), len(q))
-    if not many or loop.max_iter == 1 or min(p.min(), q.min()) <= 0 or problem.watch.should_skip():
-        return None
-    if exact.source.factors() is None or exact.target.factors() is None:
+    factored = exact.source.factors() is not None and exact.target.factors() is not None
+    if not (many and factored) or loop.max_iter == 1 or min(p.min(), q.min()) <= 0 or problem.watch.should_skip():
         return None
     coupling = DenseCoupling(plan)
     cost = exact(coupling, p)

@@ -1,8 +1,9 @@
-"""Factors near the distances of spaces without any, where products of these distances take most of a solve.
+"""Factors near the distances of spaces without any, where products of these distances take
+most of a solve.
 
-Distances that are smooth along curves and surfaces have leading factors whose error is below that of landmarks
-(`torchgw.spaces.low_rank`). A dense solve begins with their gradient, and ends with the exact one; a streaming solve
-has them in place of the distances.
+Distances that are smooth along curves and surfaces have leading factors whose error is
+below that of landmarks (`torchgw.spaces.low_rank`). A dense solve begins with their
+gradient, and ends with the exact one; a streaming solve has them in place of the distances.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.low_rank import approximate_distances
 from torchgw.types import DistanceProvider, is_metric, multiplies
 
-# Multiplications of products of stored distances with a plan, from which factors near the distances pay, and between
-# unequal masses without entropy; the residual that these factors should leave, and may leave, in each case.
+# Multiplications of products of stored distances with a plan, from which factors near the
+# distances pay, and between unequal masses without entropy; the residual that these factors
+# should leave, and may leave, in each case.
 SLOW_WORK, VERTEX_WORK = {"cpu": 4e10, "cuda": 4e12}, 5e9
 RESIDUAL, SHARP_RESIDUAL, MOST_LEFT = 0.02, 0.0025, 0.05
 STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK = (
@@ -36,19 +38,19 @@ STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK = (
 
 
 def approximate_problem(asked: Problem) -> Problem | None:
-    """The problem between factors, where products of distances take long, these may be stored to find factors, and the
-    factors leave little; else None."""
-    if asked.tol is not None or all(space.factors() is not None for space in asked.spaces):
-        return None
-    if not products_are_slow(asked):
+    """The problem between factors, where products of distances take long, these may be
+    stored to find factors, and the factors leave little; else None."""
+    factored = all(space.factors() is not None for space in asked.spaces)
+    if asked.tol is not None or factored or not products_are_slow(asked):
         return None
     spaces = asked.stage("factors", partial(approximate_spaces, asked, STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK))
     return None if spaces is None else Problem.of(asked, spaces=spaces)
 
 
 def make_surrogate(problem: StoredProblem) -> StoredProblem | None:
-    """The same problem with the gradient of factors near the distances, where products of these take long; without
-    entropy between unequal masses, whose vertices are found without matrices then, from less on."""
+    """The same problem with the gradient of factors near the distances, where products of
+    these take long; without entropy between unequal masses, whose vertices are found
+    without matrices then, from less on."""
     model, options = problem.model, problem.options
     equal = equal_masses(*(mass.numpy() for mass in to_host(*model.masses)))
     vertices = problem.has_no_entropy and model.is_standard and not equal
@@ -67,8 +69,8 @@ def make_surrogate(problem: StoredProblem) -> StoredProblem | None:
 
 
 def products_are_slow(problem: Problem, work: float | None = None) -> bool:
-    """Whether the exact gradient takes products of stored metrics with a plan of more than so many multiplications, by
-    default so many that they take most of a solve."""
+    """Whether the exact gradient takes products of stored metrics with a plan of more than
+    so many multiplications, by default so many that they take most of a solve."""
     (n, k), device = (space.size for space in problem.spaces), problem.p.device.type
     metrics = all(map(is_metric, problem.spaces)) and not any(map(multiplies, problem.spaces))
     slow = n * k * (n + k) > (SLOW_WORK.get(device, SLOW_WORK["cpu"]) if work is None else work)
@@ -78,8 +80,9 @@ def products_are_slow(problem: Problem, work: float | None = None) -> bool:
 def approximate_spaces(
     problem: Problem, residual: float, accepted: float, most: int | None = None
 ) -> tuple[DistanceProvider, DistanceProvider] | None:
-    """The spaces, those without factors by factors that leave at most a ``residual`` of their distances, or the
-    ``most`` of them; None where those of one leave more than what is ``accepted``."""
+    """The spaces, those without factors by factors that leave at most a ``residual`` of
+    their distances, or the ``most`` of them; None where those of one leave more than what
+    is ``accepted``."""
     found = list[DistanceProvider]()
     for space, mass in zip(problem.spaces, problem.model.masses, strict=True):
         if space.factors() is None:

@@ -1,10 +1,13 @@
-"""A solve by the strategy that was chosen, or by the streaming one where the device's memory ends on the way.
+"""A solve by the strategy that was chosen, or by the streaming one where the device's
+memory ends on the way.
 
-Sizes choose before distances are known. Spaces without factors that carry them do not stream where their plan can be
-stored: the dense strategy has their exact gradient, the streaming one would sample it.
+Sizes choose before distances are known. Spaces without factors that carry them do not
+stream where their plan can be stored: the dense strategy has their exact gradient, the
+streaming one would sample it.
 
-A solution between factors near the distances has its value and certificate by the distances themselves: exactly where
-the plan can be stored and two products with it take seconds, elsewhere estimated from pairs that are drawn from it.
+A solution between factors near the distances has its value and certificate by the distances
+themselves: exactly where the plan can be stored and two products with it take seconds,
+elsewhere estimated from pairs that are drawn from it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -25,11 +30,12 @@ from torchgw.solvers.solution import CertifiedSolution
 from torchgw.strategies.dense import solve_dense
 from torchgw.strategies.low_rank import solve_with_rank
 from torchgw.strategies.multilevel import solve_from_cells
-from torchgw.strategies.sparse import solve_sparse_graphs
+from torchgw.strategies.sparse import solve_by_vertices, solve_sparse_graphs
 from torchgw.strategies.streaming import solve_streaming
 from torchgw.strategies.surrogate import approximate_problem
-from torchgw.strategies.vertices import solve_by_vertices
 from torchgw.types import OutOfMemoryWarning
+
+Result = TypeVar("Result")
 
 DENSE_BYTES = 16  # for each pair of points: score and plan
 CERTIFIED_WORK = 5e11  # multiplications of the products that exact values take
@@ -44,42 +50,53 @@ SOLVERS: dict[str, Callable[[Problem], CertifiedSolution]] = {
 
 
 def run_strategy(problem: Problem, strategy: str) -> tuple[str, CertifiedSolution]:
-    """The solution of the strategy; of streaming where memory ends and the options left the choice to us.
+    """The solution of the strategy; of streaming where memory ends and the options left the
+    choice to us.
 
-    The second attempt begins with the generator as the first one found it. What the callback raises passes through.
+    The second attempt begins with the generator as the first one found it. What the
+    callback raises passes through.
     """
-    began, state = time.perf_counter(), problem.generator.get_state()
+    began = time.perf_counter()
     between = approximate_problem(problem) if strategy == "streaming" else None
     looked = time.perf_counter() - began
     if strategy == "streaming" and between is None and _prefers_dense(problem):
         strategy = "dense"
-    found = None
-    try:
-        solve = _solve_and_sharpen if strategy == "streaming" and problem.sharpens else _solve
-        strategy, found = solve(problem, strategy, between)
-    except (MemoryError, RuntimeError) as error:
-        given = problem.options.strategy != "auto" or problem.has_no_entropy
-        if given or strategy == "streaming" or not out_of_memory(error):
-            raise
-        message = str(error).partition("\n")[0]
-    if found is None:  # where the error holds no memory any more
-        _warn_of_memory(f"the {strategy} strategy ran out of memory ({message}), so the streaming one runs instead")
-        problem.generator.set_state(state)
-        strategy, found = _solve(replace(problem, sharpens=False), "streaming", None)
+    given = problem.options.strategy != "auto" or problem.has_no_entropy
+    solve = _solve_and_sharpen if strategy == "streaming" and problem.sharpens else _solve
+    solve = partial(solve, problem, strategy, between)
+    if given or strategy == "streaming":
+        strategy, found = solve()
+    else:
+        what = f"the {strategy} strategy ran out of memory ({{}}), so the streaming one runs instead"
+        streaming = partial(_solve, replace(problem, sharpens=False), "streaming", None)
+        strategy, found = _solve_within_memory(problem, solve, what) or streaming()
     return strategy, replace(found, seconds=found.seconds | {"search": found.seconds["search"] + looked})
 
 
-def _warn_of_memory(what: str) -> None:
-    """Warn of what happened where memory ended, and free what can be."""
+def _solve_within_memory(problem: Problem, solve: Callable[[], Result], what: str) -> Result | None:
+    """What ``solve`` returns. Where memory ends, None, after a warning of ``what``
+    happened: the generator is as it was before, and what can be freed is free."""
+    state = problem.generator.get_state()
+    try:
+        return solve()
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        message = str(error).partition("\n")[0]
+    # Here the error holds no memory any more.
+    problem.generator.set_state(state)
     if torch.cuda.is_available():
         cuda_graphs.forget()
         scratch.forget()
         torch.cuda.empty_cache()  # what torch keeps for itself is missing to everyone else on the device
-    warn_caller(f"{what}; GWOptions(strategy='streaming') takes it at once", OutOfMemoryWarning)
+    advice = "GWOptions(strategy='streaming') takes it at once"
+    warn_caller(f"{what.format(message)}; {advice}", OutOfMemoryWarning)
+    return None
 
 
 def _prefers_dense(problem: Problem) -> bool:
-    """Whether streaming would sample gradients, while the dense strategy has exact ones and room for its plan."""
+    """Whether streaming would sample gradients, while the dense strategy has exact ones and
+    room for its plan."""
     (n, k), options = (len(side) for side in problem.model.masses), problem.options
     return (
         options.strategy == "auto"
@@ -98,54 +115,46 @@ def _solve(problem: Problem, strategy: str, between: Problem | None) -> tuple[st
 
 
 def _solve_and_sharpen(problem: Problem, strategy: str, between: Problem | None) -> tuple[str, CertifiedSolution]:
-    """The optimum without entropy from the solution that streams, its plan stored, or from a search of its own where
-    that did not settle; that which streams where memory ends then."""
+    """The optimum without entropy from the solution that streams, its plan stored, or from
+    a search of its own where that did not settle; that which streams where memory ends
+    then."""
     _, found = _solve(between or problem, strategy, None)
-    state, stores, last = problem.generator.get_state(), True, found
+    last: CertifiedSolution | None = found
     if not problem.watch.should_skip():
-        try:
-            with problem.watch.within("dense"):
-                alone = replace(problem, model=problem.model.with_epsilon(0.0), sharpens=False)
-                last = solve_dense(problem, found) if found.status.converged else solve_dense(alone)
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            message, stores = str(error).partition("\n")[0], False
-        if not stores:  # where the error holds no memory any more
-            problem.generator.set_state(state)
-            _warn_of_memory(
-                f"memory ran out where the plan was to be stored ({message}), so the streaming one is the result"
-            )
-    status = Status.CANCELLED if problem.watch.should_stop else last.status
-    if last is found:
-        found = found if between is None else reevaluate(problem, found, stores)
+        alone = replace(problem, model=problem.model.with_epsilon(0.0), sharpens=False)
+        settled = found.status.converged
+        sharpen = partial(solve_dense, problem, found) if settled else partial(solve_dense, alone)
+        what = "memory ran out where the plan was to be stored ({}), so the streaming one is the result"
+        with problem.watch.within("dense"):
+            last = _solve_within_memory(problem, sharpen, what)
+    status = Status.CANCELLED if problem.watch.should_stop else (last or found).status
+    if last is None or last is found:
+        found = found if between is None else reevaluate(problem, found, stores=last is not None)
         return strategy, replace(found, status=status)
     seconds = {name: found.seconds[name] + taken for name, taken in last.seconds.items()}
     return "dense", replace(last, status=status, ladder=found.ladder, seconds=seconds)
 
 
 def reevaluate(asked: Problem, found: CertifiedSolution, stores: bool = True) -> CertifiedSolution:
-    """A solution between leading factors with its value and certificate by the distances that were asked for, which a
-    plan that is stored has exactly."""
-    model, options = asked.model, asked.options
-    began = time.perf_counter()
-    spaces = asked.source.to(model.p.device, torch.float64), asked.target.to(model.p.device, torch.float64)
-    n, k = len(model.p), len(model.q)
-    assert found.warm_start is not None
-    assert found.warm_start.cost is not None
-    dual = found.warm_start.cost.column_dual(found.warm_start.g, model.q, asked.epsilon)
+    """A solution between leading factors with its value and certificate by the distances
+    that were asked for, which a plan that is stored has exactly."""
+    model, options, began = asked.model, asked.options, time.perf_counter()
+    x, y = (space.to(model.p.device, torch.float64) for space in asked.spaces)
+    n, k = x.size, y.size
     if stores and n * k * (n + k) <= CERTIFIED_WORK and 16 * n * k <= options.max_memory:
         stored = DenseCoupling(found.coupling.to_dense().to(torch.float64))
-        read, sample = read_dense_plan(stored, spaces, model, options.max_memory, asked.generator), None
+        read, sample = read_dense_plan(stored, (x, y), model, options.max_memory, asked.generator), None
     else:
-        linear, penalty = found.values.linear, found.values.violation * model.price
-        read = read_block_plan(found.coupling, None, spaces, None, found.marginals, 0, asked.generator)
-        read = replace(read, linear=linear, penalty=penalty)
+        read = replace(
+            read_block_plan(found.coupling, None, (x, y), None, found.marginals, 0, asked.generator),
+            linear=found.values.linear,
+            penalty=found.values.violation * model.price,
+        )
         sample = asked.generator
-    values, certificate = certify(read, dual, spaces, model, asked.unit, sample)
-    path = found.path
-    if path:  # whose values are those between the factors
-        path = (*path[:-1], replace(path[-1], value=max(values.total, 0.0)))
+    dual = found.next_start.column_dual(model.q)
+    values, certificate = certify(read, dual, (x, y), model, asked.unit, sample)
+    # The last value of the path is that between the factors.
+    path = found.path and (*found.path[:-1], replace(found.path[-1], value=max(values.total, 0.0)))
     return replace(
         found,
         path=path,
