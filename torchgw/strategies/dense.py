@@ -87,7 +87,11 @@ def solve_dense(
 
 
 def _leave_surrogate(problem: StoredProblem, found: Solution) -> Solution:
-    """Where the exact gradient leads from the solution between factors."""
+    """Where the exact gradient leads from the solution between factors, in what that left of
+    the iterations; after a path, whose epsilons have as many each, in as many again."""
+    options, stopping = problem.options, problem.options.stopping
+    left = stopping.max_iter if found.path else max(stopping.max_iter - len(found.history.iteration), 1)
+    problem = replace(problem, options=replace(options, stopping=replace(stopping, max_iter=left)))
     if found.warm_start is None:
         assert found.dual is not None
         last = descend_from_plan(problem, found.plan, found.dual, found.history.copy())

@@ -30,11 +30,8 @@ from torchgw.types import DistanceProvider, is_metric, multiplies
 # should leave, and may leave, in each case.
 SLOW_WORK, VERTEX_WORK = {"cpu": 4e10, "cuda": 4e12}, 5e9
 RESIDUAL, SHARP_RESIDUAL, MOST_LEFT = 0.02, 0.0025, 0.05
-STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK = (
-    0.005,
-    0.01,
-    128,
-)  # residual of the factors: sought, accepted, and their most rank
+# Residual of the factors of streamed solves: sought, accepted, and their most rank.
+STREAMED_RESIDUAL, MOST_STREAMED, MOST_RANK = 0.005, 0.01, 128
 
 
 def approximate_problem(asked: Problem) -> Problem | None:
