@@ -22,6 +22,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.options import SpaceOptions
+from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.edges import components
 from torchgw.spaces.farthest import farthest_points
@@ -46,6 +47,7 @@ from torchgw.types import Array, PrecisionWarning
 
 EXACT_SIZE = 2000
 N_PROBES = 16
+ONCE = "heat distances have first derivatives only: differentiate them once, without create_graph=True"
 REACH = math.sqrt(4 * math.log(1 / FLOOR))
 
 
@@ -201,11 +203,14 @@ class HeatDistances(ScaledDistances):
         pass expands a few rows at a time once more, so that it holds at most 256 MiB of vectors.
         """
         index = self._sources(points, sources)
-        t, edges = _time(self.time if time is None else time, points.device), self._edges.to(points.device)
-        log_k = self._log_kernel(edges.inverse_roots(edges.square_lengths(points.double())), index, t)
+        given = points, _time(self.time if time is None else time, points.device)
+        own = own_copies(given)
+        where, t = own
+        edges, label = self._edges.to(points.device), self._label.to(points.device)
+        log_k = self._log_kernel(edges.inverse_roots(edges.square_lengths(where.double())), index, t)
         found = varadhan(log_k, index, self._diagonal(log_k, index), t, REACH * t.sqrt())
-        label = self._label.to(points.device)
-        return torch.where(label == label[index][:, None], found, UNREACHABLE * self.scale)
+        found = torch.where(label == label[index][:, None], found, UNREACHABLE * self.scale)
+        return reattach([found], own, given, ONCE)[0]
 
     def _diagonal(self, log_k: Tensor, index: Tensor) -> Tensor:
         """log k_jj (N,): what it is for this space, and the change of what the rows ``index`` of log k say of it."""

@@ -33,7 +33,7 @@ from torchgw.kernels.blocks import parts
 from torchgw.kernels.sums import add_by_label
 from torchgw.linalg.lanczos import lanczos
 from torchgw.linalg.matrix_functions import Exponential, as_matrix
-from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.runtime.autograd import own_copies
 from torchgw.spaces.adjacency import sparse_tensor
 from torchgw.types import Array
 
@@ -46,39 +46,6 @@ MARGIN = 1.2
 NEAREST_FITTED = 0.3
 JITTER = 1e-9
 BASIS_ENTRIES = 2**25
-ONCE = "heat distances have first derivatives only: differentiate them once, without create_graph=True"
-
-
-class _Symmetric(torch.autograd.Function):
-    """A constant symmetric sparse matrix times vectors."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, X: Tensor) -> Tensor:
-        ctx.matrix = matrix
-        return matrix @ X
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, ctx.matrix @ grads[0]
-
-
-class _Exponential(torch.autograd.Function):
-    """exp(-t S) of a stored symmetric S; its derivative by divided differences, whatever the gaps of eigenvalues."""
-
-    @staticmethod
-    def forward(ctx: Any, S: Tensor, time: Tensor) -> Tensor:
-        values, vectors = torch.linalg.eigh(S)
-        ctx.save_for_backward(values, vectors, time)
-        found: Tensor = (vectors * torch.exp(-time * values)) @ vectors.T
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        values, vectors, time = ctx.saved_tensors
-        inner = vectors.T @ grads[0] @ vectors
-        weighed = Exponential().divided_difference(values[:, None], values, time) * (inner + inner.T) / 2
-        of_time = -(inner.diagonal() * values * torch.exp(-time * values)).sum()
-        return (*refuse_double_backward(ONCE, [vectors @ weighed @ vectors.T, of_time], (*grads, vectors)),)
 
 
 @dataclass(frozen=True)
@@ -113,8 +80,7 @@ class EdgeTopology:
     def product(self, parameters: tuple[Tensor, ...], X: Tensor) -> Tensor:
         """S X / n (N, M), where the one parameter is what `inverse_roots` gives."""
         root = parameters[0][:, None]
-        result: Tensor = _Symmetric.apply(self.laplacian, root * X)  # type: ignore[no-untyped-call]
-        return root * result
+        return root * (self.laplacian @ (root * X))
 
     def dense(self, roots: Tensor) -> Tensor:
         """S / n (N, N)."""
@@ -156,12 +122,17 @@ def steps_for(largest: float, time: float) -> int:
 
 
 def heat_rows(
-    edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor | float, n_steps: int | None = None
+    edges: EdgeTopology,
+    roots: Tensor,
+    index: Tensor,
+    time: Tensor | float,
+    n_steps: int | None = None,
 ) -> Tensor:
-    """Rows K[index] (M, N) at a time in units of the squared length over n, differentiable in ``roots`` and in the time
-    once; by as many terms of the expansion as it needs, or by ``n_steps``."""
-    with torch.no_grad():
-        largest = estimate_largest_eigenvalue(edges, roots)
+    """Rows K[index] (M, N) at a time in units of the squared length over n, by so many terms or those that it needs.
+
+    Differentiable in ``roots`` and in the time once. A few rows at a time are expanded again for their derivatives.
+    """
+    largest = estimate_largest_eigenvalue(edges, roots.detach())
     time = torch.as_tensor(time, dtype=roots.dtype, device=roots.device)
     n_steps = n_steps or steps_for(largest, float(time.detach()))
     found: Tensor = _Rows.apply(edges, index, largest, n_steps, roots, time)  # type: ignore[no-untyped-call]
@@ -169,30 +140,23 @@ def heat_rows(
 
 
 class _Rows(torch.autograd.Function):
-    """The rows of `heat_rows`, which are expanded again for their derivatives."""
+    """The rows of `heat_rows`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, edges: EdgeTopology, index: Tensor, largest: float, n_steps: int, roots: Tensor, time: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, edges: EdgeTopology, index: Tensor, largest: float, n_steps: int, *given: Tensor) -> Tensor:
         ctx.edges, ctx.index, ctx.numbers = edges, index, (largest, n_steps)
-        ctx.save_for_backward(roots, time)
-        return torch.cat([_expand(edges, part, largest, n_steps, roots, time) for part in parts(index, len(roots))])
+        ctx.save_for_backward(*given)
+        return torch.cat([_expand(edges, part, largest, n_steps, *given) for part in parts(index, len(given[0]))])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        roots, time = ctx.saved_tensors
-        largest, n_steps = ctx.numbers
-        some = max(1, BASIS_ENTRIES // (2 * n_steps * len(roots)))
-        found = [torch.zeros_like(roots), torch.zeros_like(time)]
-        for part, cotangent in zip(torch.split(ctx.index, some), torch.split(grads[0].detach(), some), strict=True):
+        roots, time = own_copies(ctx.saved_tensors)
+        few = max(1, BASIS_ENTRIES // (2 * ctx.numbers[1] * len(roots)))
+        for part, cotangent in zip(torch.split(ctx.index, few), torch.split(grads[0], few), strict=True):
             with torch.enable_grad():
-                leaves = roots.detach().requires_grad_(), time.detach().requires_grad_()
-                rows = _expand(ctx.edges, part, largest, n_steps, *leaves)
-            found = [
-                total + own for total, own in zip(found, torch.autograd.grad(rows, leaves, cotangent), strict=True)
-            ]
-        return None, None, None, None, *refuse_double_backward(ONCE, found, (roots, time, *grads))
+                rows = _expand(ctx.edges, part, *ctx.numbers, roots, time)
+            rows.backward(cotangent)
+        return None, None, None, None, roots.grad, time.grad
 
 
 def _expand(edges: EdgeTopology, index: Tensor, largest: float, n_steps: int, roots: Tensor, time: Tensor) -> Tensor:
@@ -215,8 +179,14 @@ def _expand(edges: EdgeTopology, index: Tensor, largest: float, n_steps: int, ro
 
 def dense_rows(edges: EdgeTopology, roots: Tensor, index: Tensor, time: Tensor | float) -> Tensor:
     """The same from one eigendecomposition, O(N^3), for spaces of few points."""
-    found: Tensor = _Exponential.apply(edges.dense(roots), torch.as_tensor(time, dtype=roots.dtype))  # type: ignore[no-untyped-call]
-    return found[index]
+    S = edges.dense(roots)
+    time = torch.as_tensor(time, dtype=S.dtype)
+    values, vectors = torch.linalg.eigh(S.detach())
+    K = (vectors * torch.exp(-time * values)) @ vectors.T
+    if S.requires_grad:  # by divided differences, whatever the gaps of eigenvalues: zero, with its derivative
+        divided = Exponential().divided_difference(values[:, None], values, time.detach())
+        K = K + vectors @ (divided * (vectors.T @ (S - S.detach()) @ vectors)) @ vectors.T
+    return K[index]
 
 
 def log_kernel(K: Tensor, roots: Tensor, index: Tensor) -> Tensor:
