@@ -19,8 +19,8 @@ from tests.problems import path_graph
 from torchgw import DijkstraDistances, EuclideanDistances, GraphWarning, LandmarkDistances, PrecomputedDistances
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import shortest_paths
-from torchgw.spaces.edges import from_edges, symmetrise_edges
 from torchgw.spaces.graph import build_graph, nearest_elsewhere, neighbour_graph
+from torchgw.spaces.neighbours import from_edges, symmetrise_edges
 from torchgw.spaces.shortcuts import short_cuts
 from torchgw.types import Array, DistanceProvider
 
@@ -228,12 +228,13 @@ def test_landmark_factors_are_exact_when_every_point_is_one() -> None:
 
 def test_the_cache_is_bounded_and_each_row_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
+    searched = shortest_paths.shortest_paths
 
     def search(jobs: Any) -> list[np.ndarray]:
         asked.extend(jobs[0][1].tolist())
-        return shortest_paths.shortest_paths(jobs)
+        return searched(jobs)
 
-    monkeypatch.setattr("torchgw.spaces.dijkstra.shortest_paths", search)
+    monkeypatch.setattr("torchgw.spaces.shortest_paths.shortest_paths", search)
     provider = DijkstraDistances(GRAPH, 4)
     found = provider.rows(torch.tensor([1, 2, 1]))
     np.testing.assert_allclose(found.numpy() * provider.scale, GEODESIC[[1, 2, 1]])

@@ -197,9 +197,7 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_largest_distance_short_of_the_diameter_carries_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torchgw.spaces.dijkstra.estimate_diameter", lambda graph: shortest_paths.estimate_diameter(graph, n_sweeps=1)
-    )
+    monkeypatch.setattr(shortest_paths, "SWEEPS", 1)
     leaf, options = cloud(N, 2).requires_grad_(), SpaceOptions(k=4)
     made = providers((leaf, leaf), "dijkstra", options)
     assert float(all_rows(made[0]).max()) > 1.01

@@ -30,7 +30,7 @@ from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
 from torchgw.spaces.device_neighbours import build_bytes, count_neighbours
-from torchgw.spaces.edges import components
+from torchgw.spaces.neighbours import components
 from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.strategies.within_memory import DENSE_BYTES
 

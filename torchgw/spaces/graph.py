@@ -21,8 +21,16 @@ from scipy.sparse import csr_matrix
 from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.caller import warn_caller
-from torchgw.spaces.edges import components, edge_subgraph, entry_positions, from_edges, to_edges, union
-from torchgw.spaces.neighbours import Search, nearest
+from torchgw.spaces.neighbours import (
+    Search,
+    components,
+    edge_subgraph,
+    entry_positions,
+    from_edges,
+    nearest,
+    to_edges,
+    union,
+)
 from torchgw.spaces.shortcuts import SHRUNK_SHARE, measure_shrinkage, short_cuts
 from torchgw.types import Array, GraphWarning
 

@@ -16,7 +16,6 @@ the signs kept.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,22 +32,12 @@ POWERS, OVERSAMPLED = 1, 8
 ROWS = 256
 
 
-class LowRankDistances(NamedTuple):
-    """Distances with factors near those of a space.
-
-    space : the factored distances, of the same scale.
-    residual : relative Frobenius error on the distances centred by their masses.
-    """
-
-    space: FactoredDistances
-    residual: float
-
-
 def approximate_distances(
     space: PrecomputedDistances, mass: Tensor, generator: torch.Generator, residual: float, most: int | None = None
-) -> LowRankDistances:
-    """Of the least rank found that leaves at most this ``residual``, or of the ``most``; masses (N,) of any sum.
+) -> tuple[FactoredDistances, float]:
+    """Factored distances near those of a space, and their relative Frobenius error on centred distances.
 
+    They have the least rank found that leaves at most this ``residual``, or the ``most``; masses (N,) have any sum.
     O(N^2 r) work and the memory of another matrix (N, N); in the dtype of the space. Draws from the generator.
     """
     D, n = space.matrix, space.size
@@ -82,4 +71,4 @@ def approximate_distances(
     signs = torch.cat((values[order].sign().to(D.dtype), D.new_tensor([1.0, -1.0])))
     error = float(left[rank - 1] / whole) ** 0.5 if rank else 0.0
     logger.info("factors of %d points: rank %d, residual %.3g", n, rank, error)
-    return LowRankDistances(FactoredDistances.of(F, signs, space.scale), error)
+    return FactoredDistances.of(F, signs, space.scale), error

@@ -15,24 +15,23 @@ import torch
 from torchgw import ranges
 from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
-from torchgw.spaces.device_graph import DeviceGraph
-from torchgw.spaces.dijkstra import DijkstraDistances
-from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.farthest import SearchProcess, farthest_points, is_worthwhile
-from torchgw.spaces.graph import GraphReport, build_graph
-from torchgw.spaces.landmark import LandmarkDistances, storage
-from torchgw.spaces.on_device import (
+from torchgw.spaces.device_graph import (
     CHECKED_ROWS,
     DEVICE_KINDS,
+    DeviceGraph,
     DeviceSearch,
     finish_searches,
     is_accurate,
     measure_errors,
 )
+from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.farthest import SearchProcess, farthest_points, is_worthwhile
+from torchgw.spaces.graph import GraphReport, build_graph
+from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import fill_unreachable, largest_of
-from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.shortest_paths import DijkstraDistances, shortest_paths
 from torchgw.spaces.subspace import subspace
 from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
 

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from torchgw.spaces.edges import components, edge_subgraph, entry_positions, two_edges
-from torchgw.spaces.neighbours import TREE_DIMENSIONS
+from torchgw.spaces.neighbours import TREE_DIMENSIONS, components, edge_subgraph, entry_positions, two_edges
 from torchgw.types import Array
 
 DETOUR = 5.0

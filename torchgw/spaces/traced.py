@@ -21,14 +21,13 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.options import SpaceOptions
-from torchgw.spaces.dijkstra import DijkstraDistances
 from torchgw.spaces.euclidean import EuclideanDistances, distances, squared_factors
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.graph import build_graph
 from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, largest_of
-from torchgw.spaces.shortest_paths import edge_lengths, path_distances
+from torchgw.spaces.shortest_paths import DijkstraDistances, edge_lengths, path_distances
 from torchgw.types import DistanceProvider, GraphWarning, multiplies
 
 
