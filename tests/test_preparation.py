@@ -20,10 +20,9 @@ from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
-from torchgw.spaces import farthest, landmark, neighbours, prepare, shortcuts
-from torchgw.spaces.graph import build_graph, neighbour_graph
+from torchgw.spaces import farthest, landmark, neighbours, prepare
+from torchgw.spaces.graph import DETOUR, build_graph, neighbour_graph, short_cuts
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
-from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
 
 CPU = torch.device("cpu")
@@ -332,5 +331,5 @@ def test_edges_of_length_zero_are_no_short_cuts_and_searched_by_nobody(monkeypat
     graph = csr_matrix((gap, pattern.indices, pattern.indptr), shape=pattern.shape)
     assert not gap.any()
     assert (pattern.data == 1).sum() > 1000
-    monkeypatch.setattr(shortcuts, "_find_short_cuts", None)
+    monkeypatch.setattr(graph, "_find_short_cuts", None)
     assert len(short_cuts(graph, pattern.data == 2, points)) == 0

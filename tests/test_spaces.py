@@ -19,9 +19,8 @@ from tests.problems import path_graph
 from torchgw import DijkstraDistances, EuclideanDistances, GraphWarning, LandmarkDistances, PrecomputedDistances
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.spaces import shortest_paths
-from torchgw.spaces.graph import build_graph, nearest_elsewhere, neighbour_graph
+from torchgw.spaces.graph import build_graph, nearest_elsewhere, neighbour_graph, short_cuts
 from torchgw.spaces.neighbours import from_edges, symmetrise_edges
-from torchgw.spaces.shortcuts import short_cuts
 from torchgw.types import Array, DistanceProvider
 
 ROLL = make_swiss_roll(150)[0]

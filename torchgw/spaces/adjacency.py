@@ -16,7 +16,6 @@ from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.scale import ScaledDistances, positive_scale
@@ -157,8 +156,7 @@ class AdjacencyDistances(ScaledDistances):
         """The squares of all scaled entries."""
         return self._map_matrix(lambda matrix: _entrywise(matrix, Tensor.square))
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
-        """The scaled entries as an expression of those that were given."""
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
         return DifferentiableDistances(unit, growth=growth_of(unit))

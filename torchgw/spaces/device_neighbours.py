@@ -19,9 +19,8 @@ from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, 
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.coarsening import bisect
-from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
+from torchgw.spaces.graph import DETOUR, GraphReport, candidates, log_short_cuts, unit_cloud
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
-from torchgw.spaces.shortcuts import DETOUR
 from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")

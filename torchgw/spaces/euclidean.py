@@ -18,6 +18,7 @@ from torchgw import ranges, validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.graph import unit_cloud
 from torchgw.spaces.scale import ScaledDistances, positive_scale
+from torchgw.spaces.traced import DifferentiableDistances, growth_of, subtract_mean
 from torchgw.types import Array
 
 EXACT_SIZE = 10_000
@@ -99,6 +100,14 @@ class EuclideanDistances(ScaledDistances):
     @cached_property
     def _factors(self) -> tuple[Tensor, Tensor] | None:
         return squared_factors(self._x) if self.squared else None
+
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        x = subtract_mean(leaf.to(device, torch.float64), self.scale**0.5 if self.squared else self.scale)
+        i, j = self.furthest
+        square = (x[i] - x[j]).square().sum()
+        if self.squared:
+            return DifferentiableDistances(*squared_factors(x), growth_of(square))
+        return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
 
     def _of(self, x: Tensor) -> EuclideanDistances:
         """The same space with its points elsewhere, in another dtype or scaled."""

@@ -43,17 +43,16 @@ from torchgw.kernels.blocks import parts
 from torchgw.kernels.sums import add_by_label
 from torchgw.linalg.lanczos import lanczos
 from torchgw.linalg.matrix_functions import Exponential, as_matrix
-from torchgw.options import SpaceOptions
 from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.runtime.caller import warn_caller
 from torchgw.spaces.adjacency import sparse_tensor
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.landmark import LandmarkDistances
+from torchgw.spaces.landmark import LandmarkDistances, trace_landmarks
 from torchgw.spaces.neighbours import components
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import UNREACHABLE, ScaledDistances
-from torchgw.spaces.traced import DifferentiableDistances, by_landmarks, growth_of
+from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, PrecisionWarning
 
 SHORTEST = 0.1
@@ -181,13 +180,12 @@ class HeatDistances(ScaledDistances):
     def _rescale_storage(self, ratio: float) -> HeatDistances:
         return self._with(_space=self._space._rescale_storage(ratio))
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
-        """Scaled distances as an expression of the points, as in `traced_rows`."""
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale
             return DifferentiableDistances((D + D.T) / 2, growth=growth_of(D))
-        return by_landmarks(self.traced_rows(points, self.landmarks).T / self.scale, self, self.landmarks)
+        return trace_landmarks(self.traced_rows(points, self.landmarks).T / self.scale, self, self.landmarks)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> HeatDistances:
         return self._with(_space=self._space.to(device, dtype))

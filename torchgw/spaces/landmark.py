@@ -36,6 +36,8 @@ from torchgw.runtime.transfer import to_device
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.shortest_paths import trace_paths
+from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, DistanceProvider
 
 SMALLEST_EIGENVALUE = 1e-3
@@ -100,6 +102,10 @@ class LandmarkDistances(FactoredDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
 
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        points = leaf.to(device, torch.float64)
+        return trace_landmarks(trace_paths(points, k, self.scale, self.landmarks).T, self, self.landmarks)
+
     def at(self, index: Tensor) -> LandmarkDistances:
         """The points ``index`` (n,) under the same scale. The nearest point stands for a landmark that is left out."""
         here = index.to(self._F.device)
@@ -163,6 +169,14 @@ def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[T
     E = _divided_differences(eigenvalues, rank) * (V.T @ (W - W.detach()) @ V[:, :rank])  # zero, with its derivative
     F = C @ (V[:, :rank] / root) + C.detach() @ V @ (E * root * signs)
     return reattach([F], own, [columns], ONCE)[0], signs
+
+
+def trace_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> DifferentiableDistances:
+    """Distances by as many factors as the space has, from those (N, L) to its landmarks."""
+    known = space.factors()
+    assert known is not None
+    factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
+    return DifferentiableDistances(*factors, growth_of(columns))
 
 
 def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
-from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.shortest_paths import shortest_paths, trace_all_pairs
+from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
 
 SYMMETRY_TOLERANCE = 1e-4
@@ -110,3 +111,17 @@ class PrecomputedDistances(ScaledDistances):
 
     def rows(self, index: Tensor) -> Tensor:
         return self.matrix[index]
+
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        leaf = leaf.to(device, torch.float64)
+        if leaf.shape != self.matrix.shape:
+            return trace_all_pairs(self, leaf, k)
+        # Of a matrix, mended as it was when this space was made.
+        reached = torch.isfinite(leaf)
+        unit = leaf.masked_fill(~reached, 0.0) / self.scale
+        unit = (unit + unit.T) / 2
+        unit = unit.masked_fill(torch.eye(len(unit), dtype=torch.bool, device=device), 0.0)
+        growth = growth_of(unit)
+        if not bool(reached.all()):
+            unit = torch.where(reached, unit, UNREACHABLE * unit.flatten()[unit.argmax()])
+        return DifferentiableDistances(unit, growth=growth)

@@ -12,6 +12,7 @@ where that one does. Source: J. JaJa, "An Introduction to Parallel Algorithms", 
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +22,11 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.spaces.graph import build_graph
 from torchgw.spaces.neighbours import components, entry_positions
 from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.types import Array
+from torchgw.spaces.traced import DifferentiableDistances, growth_of, subtract_mean
+from torchgw.types import Array, GraphWarning
 
 SECONDS_PER_STEP = 9e-9
 PARALLEL_SECONDS = 2.0
@@ -80,6 +83,9 @@ class DijkstraDistances(ScaledDistances):
 
     def _rescale_storage(self, ratio: float) -> DijkstraDistances:
         return self._with()  # rows are divided when they are asked for
+
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        return trace_all_pairs(self, leaf.to(device, torch.float64), k)
 
     def rows(self, index: Tensor) -> Tensor:
         wanted, place = np.unique(index.cpu().numpy(), return_inverse=True)
@@ -167,6 +173,23 @@ def path_distances(graph: Any, lengths: Tensor, sources: Array) -> Tensor:
     while bool((above != root).any()):
         found, above = found + found.gather(1, above), above.gather(1, above)
     return found.masked_fill(torch.from_numpy(np.isinf(distance)), torch.inf).to(lengths.device)
+
+
+def trace_paths(points: Tensor, k: int | None, scale: float, sources: Tensor) -> Tensor:
+    """Distances (M, N) over ``scale`` from ``sources`` on the neighbour graph of the points, which is rebuilt."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GraphWarning)  # these were given when the provider was made
+        graph = build_graph(validate.points("points", points), k)[0]
+    return path_distances(graph, edge_lengths(subtract_mean(points, scale), graph), sources.cpu().numpy())
+
+
+def trace_all_pairs(space: ScaledDistances, points: Tensor, k: int | None) -> DifferentiableDistances:
+    """All pairs (N, N) of a space, as an expression of the points."""
+    unit = trace_paths(points, k, space.scale, torch.arange(len(points)))
+    unit = (unit + unit.T) / 2
+    # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
+    attained = (unit.detach() - space.largest / space.scale).abs().argmin()
+    return DifferentiableDistances(unit, growth=growth_of(unit.flatten()[attained]))
 
 
 def edge_lengths(points: Tensor, graph: Any) -> Tensor:

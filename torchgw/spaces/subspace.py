@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.euclidean import EuclideanDistances, furthest_pair
 from torchgw.spaces.factored import FactoredDistances
@@ -92,9 +91,8 @@ class Subspace(ScaledDistances):
         known = self.whole.factors()
         return None if known is None else (known[0][self.index] * self.ratio**0.5, known[1])
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
-        """Scaled distances as an expression of what the whole was made from."""
-        found, index = make_one_differentiable(self.whole, leaf, options, device), self.index.to(device)
+    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        found, index = make_one_differentiable(self.whole, leaf, k, device), self.index.to(device)
         if found.factors is None:
             matrix = found.dense(device)[index][:, index] * self.ratio
             return DifferentiableDistances(matrix, growth=None if found.growth is None else growth_of(matrix))

@@ -11,24 +11,15 @@ largest known distance, of the other space's pair where the scale is common, non
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from torchgw import validate
 from torchgw.options import SpaceOptions
-from torchgw.spaces.euclidean import EuclideanDistances, distances, squared_factors
-from torchgw.spaces.factored import FactoredDistances
-from torchgw.spaces.graph import build_graph
-from torchgw.spaces.landmark import LandmarkDistances, differentiable_factors
-from torchgw.spaces.precomputed import PrecomputedDistances
-from torchgw.spaces.scale import UNREACHABLE, largest_of
-from torchgw.spaces.shortest_paths import DijkstraDistances, edge_lengths, path_distances
-from torchgw.types import DistanceProvider, GraphWarning, multiplies
+from torchgw.spaces.scale import largest_of
+from torchgw.types import DistanceProvider, multiplies
 
 
 @dataclass(frozen=True)
@@ -103,7 +94,7 @@ def make_differentiable(
     of N points take O(N^2) memory whatever the provider, landmark distances O(N L).
     """
     first, second = (
-        make_one_differentiable(space, leaf, options, device) for space, leaf in zip(made, leaves, strict=True)
+        make_one_differentiable(space, leaf, options.k, device) for space, leaf in zip(made, leaves, strict=True)
     )
     growths = _growths(made, (first.growth, second.growth), options.scale)
     x, y = (
@@ -121,6 +112,11 @@ def growth_of(distances: Tensor) -> Tensor | None:
     return value / now if bool(now > 0) else None
 
 
+def subtract_mean(points: Tensor, unit: float) -> Tensor:
+    """Points (N, D) less their mean, which no distance sees, in units of ``unit``."""
+    return (points - points.detach().mean(0)) / unit
+
+
 def _growths(
     made: tuple[DistanceProvider, DistanceProvider], own: tuple[Tensor | None, Tensor | None], scale: object
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -134,35 +130,22 @@ def _growths(
     return None, None
 
 
-def make_one_differentiable(
-    space: Any, given: object, options: SpaceOptions, device: torch.device
-) -> DifferentiableDistances:
-    """One space, in float64. A provider that has a "traced" method does it itself."""
-    leaf = getattr(space, "leaf", None)  # of a provider of the user's; given once more where it passed a gate
-    # Factors that were given never come from points.
-    only_own = leaf is None and isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
-    if isinstance(given, Tensor) and given.requires_grad and not only_own:
+def make_one_differentiable(space: Any, given: object, k: int | None, device: torch.device) -> DifferentiableDistances:
+    """One space, in float64, by its own ``traced``; constants where there is none, or no gradient.
+
+    ``traced(leaf, k, device)`` gives scaled distances as an expression of the tensor ``leaf`` that they came from. If
+    these are points, ``k`` is that of their neighbour graph.
+    """
+    leaf = getattr(space, "leaf", None)
+    if isinstance(given, Tensor) and given.requires_grad:  # the user's, where what was given passed a gate
         leaf = given
-    if leaf is None:
-        return _constant(space, device)
-    if hasattr(space, "traced"):
-        found: DifferentiableDistances = space.traced(leaf, options, device)
-        return found
-    leaf = leaf.to(device, torch.float64)
-    if isinstance(space, EuclideanDistances):
-        return _euclidean(space, leaf)
-    if isinstance(space, PrecomputedDistances) and leaf.shape == (space.size, space.size):
-        return _matrix(space, leaf)
-    if isinstance(space, LandmarkDistances):
-        return by_landmarks(_paths(space, leaf, options.k, space.landmarks).T, space, space.landmarks)
-    if isinstance(space, FactoredDistances):
-        return replace(_constant(space, device), tensor=leaf / space.scale**0.5)
-    if isinstance(space, PrecomputedDistances | DijkstraDistances):
-        return _all_pairs(space, leaf, options.k)
-    return _constant(space, device)
+    if leaf is None or not hasattr(space, "traced"):
+        return constant(space, device)
+    found: DifferentiableDistances = space.traced(leaf, k, device)
+    return found
 
 
-def _constant(space: DistanceProvider, device: torch.device) -> DifferentiableDistances:
+def constant(space: DistanceProvider, device: torch.device) -> DifferentiableDistances:
     """The provider's own numbers: factors or products where it has them, else all its rows."""
     here = space.to(device, torch.float64)
     factors = here.factors()
@@ -170,54 +153,3 @@ def _constant(space: DistanceProvider, device: torch.device) -> DifferentiableDi
         return DifferentiableDistances(factors[0].detach(), factors[1].detach())
     found = DifferentiableDistances(space=here)
     return found if multiplies(here) and hasattr(here, "squares") else DifferentiableDistances(found.dense(device))
-
-
-def _matrix(space: PrecomputedDistances, leaf: Tensor) -> DifferentiableDistances:
-    """A distance matrix that was given, mended as `validate.distance_matrix` and the provider mend it."""
-    reached = torch.isfinite(leaf)
-    finite = leaf.masked_fill(~reached, 0.0)
-    unit = finite / space.scale
-    unit = (unit + unit.T) / 2
-    unit = unit.masked_fill(torch.eye(len(unit), dtype=torch.bool, device=unit.device), 0.0)
-    growth = growth_of(unit)
-    if not bool(reached.all()):
-        unit = torch.where(reached, unit, UNREACHABLE * unit.flatten()[unit.argmax()])
-    return DifferentiableDistances(unit, growth=growth)
-
-
-def _subtract_mean(leaf: Tensor, unit: float) -> Tensor:
-    """The points less their mean, which no distance sees, in units of ``unit``."""
-    return (leaf - leaf.detach().mean(0)) / unit
-
-
-def _euclidean(space: EuclideanDistances, leaf: Tensor) -> DifferentiableDistances:
-    x = _subtract_mean(leaf, space.scale**0.5 if space.squared else space.scale)
-    i, j = space.furthest
-    square = (x[i] - x[j]).square().sum()
-    if space.squared:
-        return DifferentiableDistances(*squared_factors(x), growth_of(square))
-    return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
-
-
-def _paths(space: DistanceProvider, leaf: Tensor, k: int | None, sources: Tensor) -> Tensor:
-    """Distances (M, N) from ``sources`` on the neighbour graph of the points, which is rebuilt."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GraphWarning)  # these were given when the provider was made
-        graph = build_graph(validate.points("points", leaf), k)[0]
-    return path_distances(graph, edge_lengths(_subtract_mean(leaf, space.scale), graph), sources.cpu().numpy())
-
-
-def _all_pairs(space: PrecomputedDistances | DijkstraDistances, leaf: Tensor, k: int | None) -> DifferentiableDistances:
-    unit = _paths(space, leaf, k, torch.from_numpy(np.arange(space.size)))
-    unit = (unit + unit.T) / 2
-    # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
-    attained = (unit.detach() - space.largest / space.scale).abs().argmin()
-    return DifferentiableDistances(unit, growth=growth_of(unit.flatten()[attained]))
-
-
-def by_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> DifferentiableDistances:
-    """Distances by as many factors as the space has, from those (N, L) to its landmarks."""
-    known = space.factors()
-    assert known is not None
-    factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
-    return DifferentiableDistances(*factors, growth_of(columns))
