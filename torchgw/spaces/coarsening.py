@@ -230,13 +230,11 @@ def choose_landmarks(
     ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index that farthest points begin with. The
     points ``named`` are medoids in any case, beyond the count: as many of them as that at the most.
     """
-    rounds = -(-count // max(count // ROUNDS, 1)) if kind == "spread" else 1
-    draws: Tensor | torch.Generator | None = None
+    draws = None
     if kind != "farthest" and len(mass) > count:
-        draws = generator
-        if mass.is_cuda and (space.stored or space.factors() is not None):  # a graph draws nothing
-            draws = torch.rand((rounds, len(mass)), generator=generator, device=mass.device, dtype=torch.float64)
-    index, rows = _choose_medoids(without_scale(space), mass, count, first, rounds, draws)
+        rounds = -(-count // max(count // ROUNDS, 1)) if kind == "spread" else 1
+        draws = torch.rand((rounds, len(mass)), generator=generator, device=mass.device, dtype=torch.float64)
+    index, rows = _choose_medoids(without_scale(space), mass, count, first, draws)
     own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
     if not own and not bool(rows.isfinite().all()):
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
@@ -259,15 +257,10 @@ def assign_to_medoids(index: Tensor, rows: Tensor, mass: Tensor) -> Coarsening:
 
 @as_cuda_graph()
 def _choose_medoids(
-    space: DistanceProvider,
-    mass: Tensor,
-    count: int,
-    first: Tensor | None,
-    rounds: int,
-    draws: Tensor | torch.Generator | None,
+    space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None, draws: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The medoids (n,) and their rows (n, N): drawn by uniform numbers (rounds, N) or a generator of such, or without
-    these each the point farthest from those before it.
+    """The medoids (n,) and their rows (n, N): drawn by uniform numbers (rounds, N), or without these each the
+    point farthest from those before it.
 
     Each round draws as many in proportion to mass times squared distance from those before: k-means++ in few rounds, as
     rows of a space may each be a shortest-path search, and many at once cost less. Medoids of stored distances are
@@ -285,13 +278,9 @@ def _choose_medoids(
         if draws is None:
             new = nearest.argmax(0, keepdim=True) if rows or first is None else first[None]
         else:
-            if isinstance(draws, Tensor):
-                uniform = draws[len(rows)]
-            else:
-                uniform = torch.rand(mass.shape, generator=draws, device=mass.device, dtype=torch.float64)
             left = mass.index_fill(0, chosen, 0.0)
             weight = left * nearest.clamp_min(0.0).square() if rows else mass
-            new = _draw_distinct(uniform, weight, left, min(-(-count // rounds), count - len(chosen)))
+            new = _draw_distinct(draws[len(rows)], weight, left, min(-(-count // len(draws)), count - len(chosen)))
         rows.append(space.rows(new))
         chosen, nearest = torch.cat((chosen, new)), torch.minimum(nearest, rows[-1].amin(0)).index_fill(0, new, -1.0)
     return chosen, torch.cat(rows)

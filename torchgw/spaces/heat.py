@@ -55,14 +55,7 @@ from torchgw.spaces.scale import UNREACHABLE, ScaledDistances
 from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, PrecisionWarning
 
-SHORTEST = 0.1
 FLOOR = 1e-10
-TRUNCATION = 1e-15
-NEARLY, SAFETY = 1e-3, 1.05  # tolerance of the largest eigenvalue, and what it is multiplied by
-FIRST_DIMENSION = 2.0
-MARGIN = 1.2
-NEAREST_FITTED = 0.3
-JITTER = 1e-9
 BASIS_ENTRIES = 2**25
 EXACT_SIZE = 2000
 N_PROBES = 16
@@ -329,14 +322,14 @@ def build_edge_topology(graph: Any) -> EdgeTopology:
     row, column, lengths = edges.row[apart].astype(np.int64), edges.col[apart].astype(np.int64), edges.data[apart]
     matrix = laplacian(csr_matrix((np.ones(len(row)), (row, column)), shape=graph.shape)).tocsr()
     matrix.sort_indices()
-    shortest = SHORTEST * float(np.median(lengths[lengths > 0]))
+    shortest = 0.1 * float(np.median(lengths[lengths > 0]))
     return EdgeTopology(torch.from_numpy(row), torch.from_numpy(column), sparse_tensor(matrix), shortest)
 
 
 def estimate_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
     """An estimate from above of the largest eigenvalue of S / n: the largest Ritz value, with five per cent added."""
-    found = lanczos(as_matrix(edges.product, (roots,), roots), 0, 1, tol=NEARLY)
-    return SAFETY * float(found.values[-1])
+    found = lanczos(as_matrix(edges.product, (roots,), roots), 0, 1, tol=1e-3)
+    return 1.05 * float(found.values[-1])
 
 
 def steps_for(largest: float, time: float) -> int:
@@ -347,9 +340,9 @@ def steps_for(largest: float, time: float) -> int:
     """
     from scipy.special import ive
 
-    half, digits = time * largest / 2, -math.log(TRUNCATION)
+    half, digits = time * largest / 2, -math.log(1e-15)
     order = np.arange(1, 2 + int(digits + math.sqrt(2 * digits * half)))
-    return int(order[ive(order, half) < TRUNCATION][0])
+    return int(order[ive(order, half) < 1e-15][0])
 
 
 def heat_rows(
@@ -433,7 +426,7 @@ def log_diagonal(log_k: Tensor, index: Tensor, near: Tensor | None = None) -> tu
     """
     own = log_k[torch.arange(len(index), device=index.device), index]
     R = (log_k[:, index] - (own[:, None] + own) / 2).exp()
-    R = (R + R.T) / 2 + JITTER * torch.eye(len(index), dtype=R.dtype, device=R.device)
+    R = (R + R.T) / 2 + 1e-9 * torch.eye(len(index), dtype=R.dtype, device=R.device)
     features = torch.linalg.solve_triangular(torch.linalg.cholesky(R), (log_k - own[:, None] / 2).exp(), upper=False)
     nystrom, mean = features.square().sum(0), (torch.softmax(log_k, 0) * own[:, None]).sum(0)
     near = nystrom > 0.5 * mean.exp() if near is None else near
@@ -462,13 +455,13 @@ def fit_dimension_and_time(edges: EdgeTopology, roots: Tensor, probes: Array, pa
     """
     reached = np.isfinite(paths)
     longest = float(paths.max(where=reached, initial=0.0))
-    time = MARGIN * longest**2 / (-4 * math.log(FLOOR))
+    time = 1.2 * longest**2 / (-4 * math.log(FLOOR))
     path = torch.from_numpy(np.ascontiguousarray(paths[:, probes]))
-    dimension = FIRST_DIMENSION
+    dimension = 2.0
     for _ in range(2):
         K = heat_rows(edges, roots, torch.from_numpy(probes), dimension * time)[:, probes]
         ratio = K / (K.diagonal()[:, None] * K.diagonal()).sqrt()
-        use = (ratio > FLOOR) & (ratio < 1) & (path > NEAREST_FITTED * longest) & path.isfinite()
+        use = (ratio > FLOOR) & (ratio < 1) & (path > 0.3 * longest) & path.isfinite()
         if not bool(use.any()):
             break
         far = path[use]

@@ -80,9 +80,8 @@ class LandmarkDistances(FactoredDistances):
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
-        made = self.from_search(*farthest_points(checked, n_landmarks, storage(checked.shape[0])), name)
-        self._F, self._signs, self.scale, self.largest = made._F, made._signs, made.scale, made.largest
-        self.landmarks = made.landmarks
+        searched = farthest_points(checked, n_landmarks, storage(checked.shape[0]))
+        vars(self).update(vars(self.from_search(*searched, name)))
 
     @classmethod
     def from_search(cls, index: Array, columns: Array, name: str = "graph") -> LandmarkDistances:

@@ -43,26 +43,23 @@ class PrecomputedDistances(ScaledDistances):
     """
 
     divided = True
+    matrix: Tensor
 
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
-        self._initialise(validate.distance_matrix(name, D), name)
+        vars(self).update(vars(self.from_checked(validate.distance_matrix(name, D), name)))
         self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None
 
     @classmethod
     def from_checked(cls, matrix: Array, name: str = "D") -> PrecomputedDistances:
         """From what `torchgw.validate.distance_matrix` returned, which stays as it is."""
-        made = object.__new__(cls)
-        made._initialise(matrix, name)
-        return made
-
-    def _initialise(self, matrix: Array, name: str) -> None:
-        self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
+        scale = positive_scale(validate.largest_finite(matrix))
         # All threads fetch what memory zeroing takes.
-        self.matrix = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
-        scaled = np.divide(matrix, self.scale, out=self.matrix.numpy())
+        held = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
+        scaled = np.divide(matrix, scale, out=held.numpy())
         if np.isinf(matrix.max()):
             warn_unreachable(name)
             fill_unreachable(scaled, 1.0)
+        return cls.stored_matrix(held, scale)
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:

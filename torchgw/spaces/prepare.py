@@ -33,7 +33,7 @@ from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import fill_unreachable, largest_of
 from torchgw.spaces.shortest_paths import DijkstraDistances, shortest_paths
 from torchgw.spaces.subspace import subspace
-from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
+from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric
 
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
@@ -88,11 +88,6 @@ class InputSpace(NamedTuple):
     def sparse(self) -> bool:
         """Whether the space is a matrix of few entries, taken as they are."""
         return isinstance(self.data, AdjacencyDistances) and self.data.sparse
-
-    @property
-    def has_products(self) -> bool:
-        """Whether products with the distances take no matrix (N, N), without factors."""
-        return is_provider(self.data) and multiplies(self.data)
 
     @property
     def has_factors(self) -> bool:

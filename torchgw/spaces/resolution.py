@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.cuda_graphs import as_cuda_graph
-from torchgw.runtime.transfer import to_device, to_host
+from torchgw.runtime.transfer import to_device
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import largest_of, without_scale
@@ -57,26 +57,11 @@ def pick_evenly(n: int, count: int = SAMPLED) -> Tensor:
     return torch.linspace(0, n - 1, min(count, n), dtype=torch.float64).long()
 
 
-def explain_unresolved_points(
-    names: Sequence[str],
-    spaces: Sequence[DistanceProvider],
-    masses: Sequence[Tensor],
-    numbers: Sequence[Tensor | None] | None = None,
-) -> list[str]:
-    """Why a solve cannot tell most points of each space apart, and what to do; nothing where it can. O(N) memory.
-
-    masses : (N,) of each, positive, on the device that solves.
-    numbers : (N,) of each, what its points are called; None where they are counted from 0.
-    """
-    rows, apart = sample_differences(spaces, masses)
-    return explain_from_sample(names, spaces, masses, rows, to_host(*apart), numbers)
-
-
 def sample_differences(
     spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Distances (m, N) from a few points of each space, with masses (N,), and the `differences` of all of them one
-    after another."""
+    after another. O(N) memory."""
     rows, apart = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
         index = to_device(pick_evenly(len(mass)), mass.device)
@@ -86,7 +71,7 @@ def sample_differences(
     return rows, apart
 
 
-def explain_from_sample(
+def explain_unresolved_points(
     names: Sequence[str],
     spaces: Sequence[DistanceProvider],
     masses: Sequence[Tensor],
@@ -94,7 +79,12 @@ def explain_from_sample(
     apart: Sequence[Tensor],
     numbers: Sequence[Tensor | None] | None = None,
 ) -> list[str]:
-    """`explain_unresolved_points` from what `sample_differences` returned, the differences on the host."""
+    """Why a solve cannot tell most points of each space apart, and what to do; nothing where it can.
+
+    masses : (N,) of each, positive, on the device that solves.
+    rows, apart : what `sample_differences` returned, the differences on the host.
+    numbers : (N,) of each, what its points are called; None where they are counted from 0.
+    """
     measured = (median_ratio(*pair).numpy() for pair in zip(apart[::2], apart[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
