@@ -38,13 +38,9 @@ from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
-ROUNDS = 10
-FEW = 64
 # Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane 0.01 to 0.02, in 3, 5, 10 dimensions
 # 0.07, 0.2, 0.35.
 WIDE, SCATTERED = 0.008, 0.05
-BEHIND = 1e-150  # of a weight: what is drawn when nothing else is left
-LONGEST_STEP = 3.0  # of a tree between landmarks, over the radius that they cover: beyond, points are in pieces
 BLOCK_POINTS = 2**16
 
 
@@ -232,7 +228,7 @@ def choose_landmarks(
     """
     draws = None
     if kind != "farthest" and len(mass) > count:
-        rounds = -(-count // max(count // ROUNDS, 1)) if kind == "spread" else 1
+        rounds = -(-count // max(count // 10, 1)) if kind == "spread" else 1
         draws = torch.rand((rounds, len(mass)), generator=generator, device=mass.device, dtype=torch.float64)
     index, rows = _choose_medoids(without_scale(space), mass, count, first, draws)
     own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
@@ -291,7 +287,7 @@ def _draw_distinct(uniform: Tensor, weight: Tensor, other: Tensor, count: int) -
     clocks of these rates ring first. Where too few of it are positive, the rest by the ``other`` weights, of which at
     least so many are."""
     rate = weight.to(torch.float64)
-    rate = torch.where(rate > 0, rate, other.to(torch.float64) * BEHIND)
+    rate = torch.where(rate > 0, rate, other.to(torch.float64) * 1e-150)
     return uniform.clamp_min(1e-300).log_().div_(rate).topk(count).indices
 
 
@@ -324,19 +320,20 @@ def measure_coverage(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor
 
     Above `WIDE` points lie on no curve, above `SCATTERED` on no surface either, and cells mean little. Clusters are
     covered as well as a curve, but the steps of a tree between their landmarks are 4 to 40 times as long as the radius
-    that these cover; of curves, surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
+    that these cover; of curves, surfaces and clouds the longest is 1.3 to 3 times, beyond are pieces (measured,
+    200 to 5000 points).
     """
     from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
 
     sides = [
-        (choose_landmarks(space.to(mass.device, mass.dtype), mass, KINDS[0], FEW, torch.Generator(mass.device)), mass)
+        (choose_landmarks(space.to(mass.device, mass.dtype), mass, KINDS[0], 64, torch.Generator(mass.device)), mass)
         for space, mass in zip(spaces, masses, strict=True)
     ]
     found, along = to_host(*_read_coverage(sides)), True
     for mass, covered, radius, distances in zip(masses, *(found[part::3] for part in range(3)), strict=True):
         steps, others = minimum_spanning_tree(distances.numpy()).data, 1 - len(distances) / len(mass)
         dense = others > 0 and float(covered) <= WIDE * others
-        along = along and dense and len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * float(radius)
+        along = along and dense and len(steps) > 0 and float(steps.max()) <= 3 * float(radius)
     return max(map(float, found[::3])), along
 
 

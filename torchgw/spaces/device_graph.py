@@ -40,17 +40,15 @@ from torchgw.types import Array, DistanceProvider
 logger = logging.getLogger("torchgw")
 
 CENTRES, FAR = 1024, 256  # of cells that are drawn, and of those farthest from them
-PER_LANDMARK = 4  # of cells at least
 MORE_ROUNDS = 2
 DEVICE_KINDS = ("landmark", "checked", "precomputed")
-LANDMARK_ERROR, POOR_LANDMARKS = 0.03, 0.1
 FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
 CHECKED_ROWS = 8  # that tell how accurate factored distances are
 
 
 def count_centres(count: int) -> int:
     """How many cells are drawn where so many landmarks are chosen."""
-    return max(CENTRES, PER_LANDMARK * count)
+    return max(CENTRES, 4 * count)
 
 
 def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) -> int:
@@ -100,7 +98,6 @@ class DeviceGraph(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N."""
         return len(self.pointer) - 1
 
     def distances(self, sources: Tensor) -> Tensor:
@@ -175,7 +172,7 @@ class DeviceSearch:
     def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
         """What the distances make, with these numbers; of landmarks in one place the first."""
         if not self.n_landmarks:
-            return PrecomputedDistances.from_device(self.rows, largest, self.name)
+            return PrecomputedDistances.from_raw(self.rows, largest, self.name)
         points, rows = self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
         kept = ~(among == 0).triu(1).any(0)
         if not bool(kept.all()):
@@ -244,7 +241,7 @@ def is_accurate(factored: LandmarkDistances, name: str, error: Tensor, apart: Te
     """Whether they do, with these errors on the host. They do not where rows tell points apart only below what
     landmarks resolve, since far points then are all that the error sees."""
     off = float(error) if median_ratio(apart, sums) >= factored.resolution else torch.inf
-    if off <= (LANDMARK_ERROR if factored.size <= FEW_POINTS else POOR_LANDMARKS):
+    if off <= (0.03 if factored.size <= FEW_POINTS else 0.1):
         return True
     logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * off)
     return False

@@ -26,7 +26,6 @@ from torchgw.types import Array
 logger = logging.getLogger("torchgw")
 
 ORDERED_FROM, UNIT = 100_000, 128  # points from which those out of reach are left out, by boxes of so many
-KEPT_POINTS = 10_000  # up to which a graph keeps the memory of building: beyond, launches take little of the time
 ENTRY_BYTES, COPIES, MOST_SEARCHES = 110, 3, 1000  # of a list of all entries, of the points, and of searches at once
 
 
@@ -75,7 +74,8 @@ def build_neighbour_graph(
     points, size = unit_cloud(points)
     there, k = to_device(torch.from_numpy(np.ascontiguousarray(points)), device), count_neighbours(len(points))
     unit = to_device(torch.tensor(size, dtype=torch.float64), device)
-    build = _replay_build_edges if len(points) <= KEPT_POINTS else _build_edges
+    # Beyond, launches take little of the time: no graph of them keeps the memory.
+    build = _replay_build_edges if len(points) <= 10_000 else _build_edges
     edges, doubtful, told = build(there, unit, k, graphs, backend)
     return edges, BuildRecord(k, doubtful, told)
 

@@ -8,7 +8,6 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 an
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from torchgw.spaces.traced import DifferentiableDistances, growth_of, subtract_m
 from torchgw.types import Array
 
 EXACT_SIZE = 10_000
-N_SWEEPS = 6
 BLOCK = 512
 
 
@@ -73,10 +71,10 @@ class EuclideanDistances(ScaledDistances):
         return len(self._x)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> EuclideanDistances:
-        return self._of(self._x.to(device, dtype))
+        return self._with(_x=self._x.to(device, dtype))
 
     def _rescale_storage(self, ratio: float) -> EuclideanDistances:
-        return self._of(self._x * (ratio**0.5 if self.squared else ratio))
+        return self._with(_x=self._x * (ratio**0.5 if self.squared else ratio))
 
     def at(self, index: Tensor) -> EuclideanDistances:
         """The points ``index`` (n,) as a space of their own; a scale that was given stays."""
@@ -95,10 +93,6 @@ class EuclideanDistances(ScaledDistances):
         return distance.square() if self.squared else distance
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        return self._factors
-
-    @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor] | None:
         return squared_factors(self._x) if self.squared else None
 
     def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
@@ -108,12 +102,6 @@ class EuclideanDistances(ScaledDistances):
         if self.squared:
             return DifferentiableDistances(*squared_factors(x), growth_of(square))
         return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
-
-    def _of(self, x: Tensor) -> EuclideanDistances:
-        """The same space with its points elsewhere, in another dtype or scaled."""
-        other = self._with(_x=x)
-        vars(other).pop("_factors", None)
-        return other
 
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
@@ -162,7 +150,7 @@ def furthest_pair(
     largest, pair, index = 0.0, (0, 0), torch.tensor([start])
     nearest = torch.full((n,), torch.inf, dtype=torch.float64)
     exact = stored and n <= EXACT_SIZE
-    for turn in range(-(-n // BLOCK) if exact else min(N_SWEEPS, n)):
+    for turn in range(-(-n // BLOCK) if exact else min(6, n)):
         index = torch.arange(turn * BLOCK, min((turn + 1) * BLOCK, n)) if exact else index
         found = rows(index)
         i, j = divmod(int(found.argmax()), n)

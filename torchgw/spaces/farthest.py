@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torchgw.types import Array
 
 SECONDS_PER_STEP = 2e-8
-WORTH_SECONDS = 0.4
 # The working directory must not stand in for anybody's modules.
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
@@ -90,7 +89,7 @@ def is_worthwhile(n: int, k: int, n_landmarks: int) -> bool:
     """Whether the searches of spaces of n and k points, side by side, gain more than a process costs (0.3 s)."""
     fewer = min(n, k)
     seconds = SECONDS_PER_STEP * n_landmarks * fewer * np.log2(fewer)
-    return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > WORTH_SECONDS
+    return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > 0.4
 
 
 class SearchProcess:

@@ -45,18 +45,9 @@ from torchgw.types import Array, GraphWarning
 logger = logging.getLogger("torchgw")
 
 FEWEST = 5
-STEPS = (0, 2, 4, 7)
 COORDINATES = 200_000  # of a block, which stays in the cache
 DETOUR = 5.0
-SHRUNK = 0.5
-SHRUNK_SHARE = 0.05
-COMPARED_SOURCES = 16
 ROUNDING = 1e-9
-GREED = 3.0
-HUBS = 8
-# Searches from hubs are made anew at most so often, while they take a sixth of the time of the searches they save.
-MOST_ROUNDS = 32
-HUBS_PAY = 100
 
 
 @storable
@@ -144,7 +135,7 @@ def build_graph(points: Array, k: int | None = None, name: str = "points") -> tu
         )
     if k is not None and k > FEWEST:  # beside the graph that would be chosen
         shrunk = measure_shrinkage(graph, _make_connected_graph(points, None)[0])
-        if shrunk > SHRUNK_SHARE:
+        if shrunk > 0.05:
             warn_caller(
                 f"k = {k} joins parts of {name} that are far apart: {shrunk:.0%} of the distances are less than half "
                 f"as long as with fewer neighbours; use k=None, which leaves such edges out",
@@ -174,7 +165,6 @@ def add_copies(graph: Any, first: Array, place: Array) -> Any:
 
 
 def log_short_cuts(name: str, count: int, k: int) -> None:
-    """Tell how many there were."""
     if count:
         logger.info("%s: %d short cuts left out of the %d-nearest-neighbour graph", name, count, k)
 
@@ -182,7 +172,7 @@ def log_short_cuts(name: str, count: int, k: int) -> None:
 def candidates(n: int) -> list[int]:
     """Neighbour counts to try for n points, fewest first."""
     fewest = max(FEWEST, round(1.5 * math.log(n)))
-    return [fewest + step for step in STEPS]
+    return [fewest + step for step in (0, 2, 4, 7)]
 
 
 def _make_connected_graph(points: Array, given: int | None) -> tuple[Any, GraphReport]:
@@ -311,7 +301,8 @@ def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points
     lengths = np.where(known, graph.data, np.inf)
     so_far = csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape)
     n = graph.shape[0]
-    rounds = min(MOST_ROUNDS, int(HUBS_PAY * np.count_nonzero(~stays) / (n * math.log2(n))))
+    # Searches from hubs are made anew while they take a sixth of the time of the searches they save.
+    rounds = min(32, int(100 * np.count_nonzero(~stays) / (n * math.log2(n))))
     found = []
     for part in np.array_split(np.arange(len(low)), max(rounds, 1)):
         if rounds:
@@ -338,14 +329,14 @@ def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
 
 
 def _measure_ways_by_hubs(graph: Any, source: Array, target: Array) -> Array:
-    """Lengths (m,) of the shortest ways along finite edges of a CSR graph through one of the points with the most.
+    """Lengths (m,) of the shortest ways along finite edges of a CSR graph through one of eight points with most.
 
     In many dimensions few points are neighbours of most others (M. Radovanovic et al., "Hubs in space", 2010).
     """
     from scipy.sparse.csgraph import dijkstra
 
     there = edge_subgraph(graph, np.isfinite(graph.data))
-    hubs = np.argsort(-np.diff(there.indptr), kind="stable")[:HUBS]
+    hubs = np.argsort(-np.diff(there.indptr), kind="stable")[:8]
     distance = dijkstra(there, indices=hubs)
     found: Array = (distance[:, source] + distance[:, target]).min(0)
     return found
@@ -355,8 +346,8 @@ def _has_way(graph: Any, points: Array, source: int, target: int, limit: float) 
     """Whether a path of at most ``limit`` leads from source to target along the finite edges of a CSR graph, none of
     which is shorter than the straight line between its ends, which are ``points``.
 
-    Any such path will do, so the search goes first where least seems to be left: a node whose distance falls is taken
-    up again, which makes the answer right in whatever order they come.
+    Any such path will do, so the search goes first where least seems to be left, which counts thrice. A node whose
+    distance falls is taken up again, which makes the answer right in whatever order they come.
     """
     if points.shape[1] > TREE_DIMENSIONS:  # straight lines to a goal are all nearly as long in many dimensions
         from scipy.sparse.csgraph import dijkstra
@@ -380,7 +371,7 @@ def _has_way(graph: Any, points: Array, source: int, target: int, limit: float) 
                 left[neighbour] = math.dist(points[neighbour].tolist(), goal)
             if through + left[neighbour] <= limit * (1 + ROUNDING):
                 distance[neighbour] = through
-                heapq.heappush(heap, (through + GREED * left[neighbour], through, neighbour))
+                heapq.heappush(heap, (through + 3.0 * left[neighbour], through, neighbour))
     return False
 
 
@@ -388,7 +379,7 @@ def measure_shrinkage(graph: Any, reference: Any) -> float:
     """Share of the distances, from sixteen spread sources, that are less than half as long in ``graph``."""
     from scipy.sparse.csgraph import dijkstra
 
-    sources = np.linspace(0, graph.shape[0] - 1, COMPARED_SOURCES).astype(int)
+    sources = np.linspace(0, graph.shape[0] - 1, 16).astype(int)
     near, far = dijkstra(graph, indices=sources), dijkstra(reference, indices=sources)
     known = np.isfinite(far) & (far > 0)
-    return float((near[known] < SHRUNK * far[known]).mean()) if known.any() else 0.0
+    return float((near[known] < far[known] / 2).mean()) if known.any() else 0.0

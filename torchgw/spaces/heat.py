@@ -58,7 +58,6 @@ from torchgw.types import Array, PrecisionWarning
 FLOOR = 1e-10
 BASIS_ENTRIES = 2**25
 EXACT_SIZE = 2000
-N_PROBES = 16
 ONCE = "heat distances have first derivatives only: differentiate them once, without create_graph=True"
 REACH = math.sqrt(4 * math.log(1 / FLOOR))
 
@@ -122,7 +121,7 @@ class HeatDistances(ScaledDistances):
         self._label = torch.from_numpy(components(graph)[1].astype(np.int64))
         row = np.repeat(np.arange(self.size), np.diff(graph.indptr))
         self._roots = self._edges.inverse_roots(torch.from_numpy(graph.data[graph.indices != row] ** 2))
-        probes, paths = farthest_points(graph, N_PROBES)
+        probes, paths = farthest_points(graph, 16)
         self.dimension, default = fit_dimension_and_time(self._edges, self._roots, probes, paths.T)
         self.time = default if given is None else given
         self.reach = REACH * math.sqrt(self.time)
@@ -263,12 +262,11 @@ def _graph(value: Any, k: int | None, name: str | None) -> tuple[Any, str]:
 
 def _time(value: Tensor | float, device: torch.device) -> Tensor:
     """The time as a float64 tensor (), with the gradient that it came with."""
-    if not isinstance(value, Tensor):
-        return torch.tensor(validate.real("time", value, above=0.0), dtype=torch.float64, device=device)
-    if value.ndim != 0 or not value.is_floating_point():
+    if isinstance(value, Tensor) and (value.ndim != 0 or not value.is_floating_point()):
         raise ValueError(f"time must be a number or a floating point tensor (), got shape {tuple(value.shape)}")
-    validate.real("time", float(value.detach()), above=0.0)
-    return value.to(device, torch.float64)
+    number = validate.real("time", float(value.detach()) if isinstance(value, Tensor) else value, above=0.0)
+    time = value if isinstance(value, Tensor) else torch.tensor(number, dtype=torch.float64)
+    return time.to(device, torch.float64)
 
 
 @dataclass(frozen=True)

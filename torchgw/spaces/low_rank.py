@@ -28,8 +28,7 @@ from torchgw.spaces.precomputed import PrecomputedDistances
 logger = logging.getLogger("torchgw")
 
 BLOCK, MOST_RANK, POINTS_A_RANK = 64, 512, 8  # vectors at a time; the most in all, and points for each of them
-POWERS, OVERSAMPLED = 1, 8
-ROWS = 256
+OVERSAMPLED = 8
 
 
 def approximate_distances(
@@ -47,13 +46,13 @@ def approximate_distances(
     u = means - (m @ means) / 2
     centred = D - u
     centred -= u[:, None]
-    whole = sum(float(centred[where].square().sum(dtype=torch.float64)) for where in blocks(n, ROWS))
+    whole = sum(float(centred[where].square().sum(dtype=torch.float64)) for where in blocks(n, 256))
     basis, image, kept = D.new_zeros(n, 0), D.new_zeros(n, 0), 0.0
     B, widest = D.new_zeros(0, 0, dtype=torch.float64), min(most + OVERSAMPLED, n)
     while basis.shape[1] < widest and whole - kept > residual**2 * whole:
         count = min(max(BLOCK, basis.shape[1]), widest - basis.shape[1])
         draws = torch.randn(n, count, generator=generator, device=D.device, dtype=D.dtype)
-        for _ in range(POWERS + 1):
+        for _ in range(2):  # a power of D_c
             draws = centred @ draws
             for _ in range(2):  # orthogonalised twice against the basis
                 draws = torch.linalg.qr(draws - basis @ (basis.T @ draws))[0]

@@ -30,8 +30,6 @@ from torchgw.spaces.subspace import restrict
 from torchgw.types import Array, DistanceProvider, is_metric
 
 LANDMARKS = 256  # known points that new ones are placed by, where the space has no landmarks of its own
-NEW_ELEMENTS = 2**24
-FAR = 4.0  # times the way by the new point
 
 
 class LandmarkRows(ScaledDistances):
@@ -194,14 +192,15 @@ class KnownPoints:
     def _along(self, known: Array, points: Array, index: Tensor) -> Tensor:
         length, neighbour = nearest_to(known, points, self.k)
         rows = self.support_distances.rows(index).double().cpu()
-        step = max(1, NEW_ELEMENTS // (len(index) * neighbour.shape[1]))
+        step = max(1, 2**24 // (len(index) * neighbour.shape[1]))
         found = rows.new_empty(len(points), len(index))
         for start in range(0, len(points), step):
             where = slice(start, start + step)
             first = torch.from_numpy(length[where]) / self.support_distances.scale
             beyond = rows[:, torch.from_numpy(neighbour[where])]
-            # Neighbours that are far from the nearest one along the graph lie on another part of it.
+            # Neighbours that are four times as far from the nearest one along the graph as by way of the new point
+            # lie on another part of it.
             apart = (beyond - beyond[:, :, :1]).abs().amax(0)
-            short_cut = apart > FAR * (first + first[:, :1])
+            short_cut = apart > 4 * (first + first[:, :1])
             found[where] = (beyond + torch.where(short_cut, torch.inf, first)).amin(2).T
         return found

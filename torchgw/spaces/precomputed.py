@@ -52,14 +52,7 @@ class PrecomputedDistances(ScaledDistances):
     @classmethod
     def from_checked(cls, matrix: Array, name: str = "D") -> PrecomputedDistances:
         """From what `torchgw.validate.distance_matrix` returned, which stays as it is."""
-        scale = positive_scale(validate.largest_finite(matrix))
-        # All threads fetch what memory zeroing takes.
-        held = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
-        scaled = np.divide(matrix, scale, out=held.numpy())
-        if np.isinf(matrix.max()):
-            warn_unreachable(name)
-            fill_unreachable(scaled, 1.0)
-        return cls.stored_matrix(held, scale)
+        return cls.from_raw(torch.from_numpy(matrix).clone(), float(matrix.max()), name)
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:
@@ -67,14 +60,15 @@ class PrecomputedDistances(ScaledDistances):
         return [cls(D, name="graph") for D in shortest_paths([(graph, np.arange(graph.shape[0])) for graph in graphs])]
 
     @classmethod
-    def from_device(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:
-        """From all pairs (N, N) of a graph on a device, where they stay, and the largest distance."""
-        if largest == math.inf:
+    def from_raw(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:
+        """From raw distances (N, N), which are overwritten where they are, and the largest of them."""
+        is_connected = largest < math.inf
+        if not is_connected:
             largest = float(D.masked_fill(D.isinf(), 0.0).max())
             warn_unreachable(name)
-            fill_unreachable(D, positive_scale(largest))
         scale = positive_scale(largest)
-        return cls.stored_matrix(D.div_(scale), scale)
+        D.div_(scale)
+        return cls.stored_matrix(D if is_connected else fill_unreachable(D, 1.0), scale)
 
     @classmethod
     def of(cls, space: DistanceProvider, device: torch.device) -> PrecomputedDistances:

@@ -59,7 +59,6 @@ class InputSpace(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N."""
         if self.kept is not None:
             return len(self.kept)
         return int(self.data.size if is_provider(self.data) else self.data.shape[0])

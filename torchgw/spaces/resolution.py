@@ -25,11 +25,9 @@ from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import largest_of, without_scale
 from torchgw.types import DistanceProvider
 
-SAMPLED = 16
 # Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched right, from there on fewer and fewer.
 RESOLUTION = 2.0**-40
 SINGLE = float(torch.finfo(torch.float32).eps)
-SPACINGS = 4  # of floats, which coordinates of neighbours must differ by
 
 
 def measure_resolution(rows: Tensor, weight: Tensor) -> Tensor:
@@ -52,7 +50,7 @@ def median_ratio(apart: Tensor, sums: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, 1.0)
 
 
-def pick_evenly(n: int, count: int = SAMPLED) -> Tensor:
+def pick_evenly(n: int, count: int = 16) -> Tensor:
     """Indices of ``count`` of n points, evenly spread, or of all."""
     return torch.linspace(0, n - 1, min(count, n), dtype=torch.float64).long()
 
@@ -133,7 +131,7 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     whole = torch.equal(few, few.round()) and float(few.abs().max()) <= 2 / SINGLE  # which float32 holds unrounded
     if torch.equal(few, few.float().double()) and not whole:  # whatever has made float64 of them
         unit = max(unit, SINGLE)
-    if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
+    if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (4 * unit) ** 2:  # four spacings
         return ""
     return (
         f"coordinates of {space.name} reach {float(few.abs().max()):.3g}, where numbers of their precision (rounding "

@@ -30,8 +30,6 @@ from torchgw.types import Array, GraphWarning
 
 SECONDS_PER_STEP = 9e-9
 PARALLEL_SECONDS = 2.0
-PARTS_APART = 1.5
-MOST_PRODUCTS = 3
 SWEEPS = 16
 
 
@@ -221,18 +219,18 @@ def compute_relative_hops(D: Tensor) -> Tensor | None:
 
         found = shortest_path(csr_array(edges.cpu().numpy()), unweighted=True, directed=False)
         hops = torch.from_numpy(found).to(D.device)
-    hops[hops.isinf()] = PARTS_APART * hops[hops.isfinite()].max()
+    hops[hops.isinf()] = 1.5 * hops[hops.isfinite()].max()
     return (hops / hops.max()).to(D)
 
 
 def _count_hops_by_products(edges: Tensor) -> Tensor | None:
     """Float64 hops by a breadth-first search from all points at once, a product for each hop beyond the first; None
-    where it takes more than a few. Infinite between components."""
+    where it takes more than three. Infinite between components."""
     hops = torch.full(edges.shape, torch.inf, dtype=torch.float64, device=edges.device)
     hops = hops.masked_fill_(edges, 1.0).fill_diagonal_(0.0)
     step = edges.float()
     last = step
-    for hop in range(2, MOST_PRODUCTS + 2):
+    for hop in range(2, 5):
         fresh = (last @ step > 0) & hops.isinf()
         hops[fresh] = hop
         if not fresh.any() or hops.isfinite().all():
