@@ -1,7 +1,8 @@
 """A graph's adjacency, a similarity, or any other square matrix of costs, taken as it is.
 
-D = A / max |A|: weights, a diagonal, negative entries and directions count as they stand. Entries say nothing of
-nearness: most points of a graph are at 0 from each other. A sparse A stays sparse; absent entries are zeros.
+D = A / max |A|: weights, a diagonal, negative entries and directions count as they
+stand. Entries say nothing of nearness: most points of a graph are at 0 from each
+other. A sparse A stays sparse; absent entries are zeros.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ class AdjacencyDistances(ScaledDistances):
 
     Parameters
     ----------
-    A : (N, N), real and finite, not all zero: an array or tensor; or a SciPy sparse matrix or a networkx graph, which
-        stay sparse. Of a graph of networkx: nodes in their order, and parallel edges added up.
+    A : (N, N), real and finite, not all zero: an array or tensor; or a SciPy sparse
+        matrix or a networkx graph, which stay sparse. Of a graph of networkx: nodes
+        in their order, and parallel edges added up.
     name : what the argument is called in error messages.
-    weight : the attribute of edges of a graph of networkx that counts, see `SpaceOptions`.
+    weight : the attribute of edges of a graph of networkx that counts, see
+        `SpaceOptions`.
 
     Attributes
     ----------
     largest : the largest absolute entry, before scaling.
     fixed : whether the scale was set by `with_scale`.
     leaf : A, where it is a tensor that requires gradients.
-    symmetric : whether A is its own transpose; without that (directed graphs) solves are dense, with exact gradients.
+    symmetric : whether A is its own transpose; without that (directed graphs)
+        solves are dense, with exact gradients.
     negative : whether an entry is below zero; "kl" takes no such ones.
     metric : False: the search goes by no landmarks.
 
@@ -51,7 +55,8 @@ class AdjacencyDistances(ScaledDistances):
 
     Notes
     -----
-    O(nnz) memory of a sparse A, twice that of an asymmetric one, and O(nnz d) for a product with d columns.
+    O(nnz) memory of a sparse A, twice that of an asymmetric one, and O(nnz d) for a
+    product with d columns.
     """
 
     metric = False
@@ -141,7 +146,8 @@ class AdjacencyDistances(ScaledDistances):
     def rows(self, index: Tensor) -> Tensor:
         if not self.sparse:
             return self._D[index]
-        # A row at a time would be a kernel each; a product with unit vectors takes the columns of the transpose.
+        # A row at a time would be a kernel each; a product with unit vectors takes
+        # the columns of the transpose.
         units = torch.zeros(self.size, len(index), dtype=self._D.dtype, device=self._D.device)
         units[index, torch.arange(len(index), device=index.device)] = 1.0
         return self.apply(units, 0).T

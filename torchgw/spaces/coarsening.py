@@ -3,17 +3,21 @@
     farthest points | k-means++ draws | random draws  ->  medoids, each with the points that are nearest to it
     bisection | k-means (`torchgw.search.every_point`)  ->  cells, each with the mean of its points' features
 
-The features of a point are its distances to all points, or factors of these. A mean of signed factors is again a point
-of a factored space. Cells of bisection are halved across their direction of largest variance, so they have nearly equal
-numbers of points and are as round as halving allows. The mean of such a cell is a quadrature node of second order for
-any smooth function of the features: the linear part of the error cancels within the cell.
+The features of a point are its distances to all points, or factors of these. A mean
+of signed factors is again a point of a factored space. Cells of bisection are
+halved across their direction of largest variance, so they have nearly equal numbers
+of points and are as round as halving allows. The mean of such a cell is a
+quadrature node of second order for any smooth function of the features: the linear
+part of the error cancels within the cell.
 
-Which points are medoids matters. Farthest points cover curves and surfaces best, but they are outliers. On distances of
-few values they can suggest a wrong matching that landmarks spread like the mass do not. The search mixes kinds.
+Which points are medoids matters. Farthest points cover curves and surfaces best,
+but they are outliers. On distances of few values they can suggest a wrong matching
+that landmarks spread like the mass do not. The search mixes kinds.
 
-Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985; D. Arthur, S. Vassilvitskii,
-"k-means++: the advantages of careful seeding", 2007, in rounds as in B. Bahmani et al., "Scalable k-means++", 2012;
-D. Boley, "Principal direction divisive partitioning", 1998, with medians for balance.
+Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance",
+1985; D. Arthur, S. Vassilvitskii, "k-means++: the advantages of careful seeding",
+2007, in rounds as in B. Bahmani et al., "Scalable k-means++", 2012; D. Boley,
+"Principal direction divisive partitioning", 1998, with medians for balance.
 """
 
 from __future__ import annotations
@@ -38,8 +42,8 @@ from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
-# Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane 0.01 to 0.02, in 3, 5, 10 dimensions
-# 0.07, 0.2, 0.35.
+# Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane
+# 0.01 to 0.02, in 3, 5, 10 dimensions 0.07, 0.2, 0.35.
 WIDE, SCATTERED = 0.008, 0.05
 BLOCK_POINTS = 2**16
 
@@ -64,8 +68,8 @@ class Cells:
 
     @as_cuda_graph()
     def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,) > 0, summed in the wider
-        of both precisions."""
+        """Averages (count, d) of values (N, d), the ranks' shares, weighted by
+        ``mass`` (N,) > 0, summed in the wider of both precisions."""
         norm = self.sums(mass)
         out = values.new_zeros(self.count, values.shape[1], dtype=torch.promote_types(values.dtype, mass.dtype))
         label, weight = ranks.own(self.label), ranks.own(mass)
@@ -74,8 +78,8 @@ class Cells:
         return round_sums(ranks.sum(out) / norm[:, None], values.dtype)
 
     def nearest(self, values: Tensor, centres: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """For each cell the index of its point whose values (N, d), the ranks' shares, are closest to the centre,
-        (count,)."""
+        """For each cell the index of its point whose values (N, d), the ranks'
+        shares, are closest to the centre, (count,)."""
         size = points_at_once(values.shape[1], values.device, BLOCK_POINTS)
         labels = torch.split(ranks.own(self.label), size)
         distance = torch.cat(
@@ -100,8 +104,10 @@ class Coarsening(Cells):
     ----------
     mass : (n,), of the cells.
     medoids : (n,), the most central point of each cell.
-    features : (n, d), of the representatives: scaled distances (n, N) to all points, or factors of these.
-    space : the distances between representatives; None where these are neither factored nor stored.
+    features : (n, d), of the representatives: scaled distances (n, N) to all
+        points, or factors of these.
+    space : the distances between representatives; None where these are neither
+        factored nor stored.
     """
 
     mass: Tensor
@@ -136,8 +142,8 @@ class Coarsening(Cells):
         return replace(self, label=self.label[index], features=self.features[:, index])
 
     def distances_between(self, one: Tensor, other: Tensor) -> Tensor:
-        """Distances (..., n) between the points ``one`` and ``other``, shapes that broadcast, by way of the
-        representative of ``one``."""
+        """Distances (..., n) between the points ``one`` and ``other``, shapes that
+        broadcast, by way of the representative of ``one``."""
         found = self.features[self.label[one], other].clamp_min(0.0)
         return found.masked_fill(one == other, 0.0)
 
@@ -165,15 +171,16 @@ def bisect(
     Parameters
     ----------
     features : (N, d).
-    unit : while a cell has more than ``unit`` points it is cut at a multiple of it, so that runs of ``unit`` points in
-        the order never straddle two cells.
+    unit : while a cell has more than ``unit`` points it is cut at a multiple of it,
+        so that runs of ``unit`` points in the order never straddle two cells.
     backend : of `torchgw.kernels.principal_directions`.
     n, ranks : N, where the features are the ranks' shares.
 
     Notes
     -----
-    O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell. On a GPU a
-    level is two launches: one that finds keys, and one that sorts them.
+    O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most
+    32 points of each cell. On a GPU a level is two launches: one that finds keys,
+    and one that sorts them.
     """
     n = len(features) if n is None else n
     levels = [torch.tensor([0, n], device="cpu")]  # where cells end depends on their numbers alone: the host knows
@@ -223,8 +230,9 @@ def choose_landmarks(
 ) -> Coarsening:
     """At most ``count`` medoids, of a kind out of `KINDS`; all points when there are not more.
 
-    ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index that farthest points begin with. The
-    points ``named`` are medoids in any case, beyond the count: as many of them as that at the most.
+    ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index
+    that farthest points begin with. The points ``named`` are medoids in any case,
+    beyond the count: as many of them as that at the most.
     """
     draws = None
     if kind != "farthest" and len(mass) > count:
@@ -255,12 +263,13 @@ def assign_to_medoids(index: Tensor, rows: Tensor, mass: Tensor) -> Coarsening:
 def _choose_medoids(
     space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None, draws: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The medoids (n,) and their rows (n, N): drawn by uniform numbers (rounds, N), or without these each the
-    point farthest from those before it.
+    """The medoids (n,) and their rows (n, N): drawn by uniform numbers (rounds, N),
+    or without these each the point farthest from those before it.
 
-    Each round draws as many in proportion to mass times squared distance from those before: k-means++ in few rounds, as
-    rows of a space may each be a shortest-path search, and many at once cost less. Medoids of stored distances are
-    drawn one by one (`torchgw.solvers.low_rank.group_cells`).
+    Each round draws as many in proportion to mass times squared distance from those
+    before: k-means++ in few rounds, as rows of a space may each be a shortest-path
+    search, and many at once cost less. Medoids of stored distances are drawn one by
+    one (`torchgw.solvers.low_rank.group_cells`).
     """
     if len(mass) <= count:
         every = torch.arange(len(mass), device=mass.device)
@@ -283,9 +292,10 @@ def _choose_medoids(
 
 
 def _draw_distinct(uniform: Tensor, weight: Tensor, other: Tensor, count: int) -> Tensor:
-    """Distinct indices (count,) drawn by uniform numbers (N,) in proportion to ``weight`` (N,): those whose exponential
-    clocks of these rates ring first. Where too few of it are positive, the rest by the ``other`` weights, of which at
-    least so many are."""
+    """Distinct indices (count,) drawn by uniform numbers (N,) in proportion to
+    ``weight`` (N,): those whose exponential clocks of these rates ring first. Where
+    too few of it are positive, the rest by the ``other`` weights, of which at least
+    so many are."""
     rate = weight.to(torch.float64)
     rate = torch.where(rate > 0, rate, other.to(torch.float64) * 1e-150)
     return uniform.clamp_min(1e-300).log_().div_(rate).topk(count).indices
@@ -298,11 +308,12 @@ def coverage(landmarks: Coarsening, mass: Tensor) -> Tensor:
 
 
 def unlikeness(landmarks: Coarsening, mass: Tensor) -> Tensor:
-    """Mean square difference between a point's distances to all landmarks and those of its nearest landmark, relative
-    to that between two random points, ().
+    """Mean square difference between a point's distances to all landmarks and those
+    of its nearest landmark, relative to that between two random points, ().
 
-    In a metric space it is at most the coverage. In an adjacency most distances are zero, which the coverage takes for
-    nearness; only this says how little landmarks mean.
+    In a metric space it is at most the coverage. In an adjacency most distances are
+    zero, which the coverage takes for nearness; only this says how little landmarks
+    mean.
     """
     seen = landmarks.mass @ ((landmarks.features - landmarks.distances[:, landmarks.label]).square() @ mass)
     return seen / _mean_square_distance(landmarks, mass)
@@ -315,13 +326,14 @@ def _mean_square_distance(landmarks: Coarsening, mass: Tensor) -> Tensor:
 
 
 def measure_coverage(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]) -> tuple[float, bool]:
-    """The coverage by about sixty landmarks of the space that they cover worst, and whether the points of each space
-    lie along a curve in one piece.
+    """The coverage by about sixty landmarks of the space that they cover worst, and
+    whether the points of each space lie along a curve in one piece.
 
-    Above `WIDE` points lie on no curve, above `SCATTERED` on no surface either, and cells mean little. Clusters are
-    covered as well as a curve, but the steps of a tree between their landmarks are 4 to 40 times as long as the radius
-    that these cover; of curves, surfaces and clouds the longest is 1.3 to 3 times, beyond are pieces (measured,
-    200 to 5000 points).
+    Above `WIDE` points lie on no curve, above `SCATTERED` on no surface either, and
+    cells mean little. Clusters are covered as well as a curve, but the steps of a
+    tree between their landmarks are 4 to 40 times as long as the radius that these
+    cover; of curves, surfaces and clouds the longest is 1.3 to 3 times, beyond are
+    pieces (measured, 200 to 5000 points).
     """
     from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
 
@@ -339,8 +351,8 @@ def measure_coverage(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor
 
 @as_cuda_graph()
 def _read_coverage(sides: Sequence[tuple[Coarsening, Tensor]]) -> list[Tensor]:
-    """Of each space, by landmarks and masses (N,), the coverage (), the radius () that landmarks cover, and the
-    distances (L, L) between them."""
+    """Of each space, by landmarks and masses (N,), the coverage (), the radius ()
+    that landmarks cover, and the distances (L, L) between them."""
     known = list[Tensor]()
     for landmarks, mass in sides:
         known += [coverage(landmarks, mass), landmarks.features.amin(0).max(), landmarks.distances]

@@ -1,14 +1,17 @@
 """Graphs whose shortest paths are searched on a GPU, from many points at once.
 
-Farthest-point landmarks come one after the other, each the point farthest from those before it, and a search takes as
-long as a path has edges, tens of thousands along a curve. So landmarks are chosen on a coarser graph, and are searched
-from together: some thousand points, drawn at random, are the centres of cells, the points nearest to each along the
-graph; two cells are as far from each other as their centres are by way of an edge between them,
+Farthest-point landmarks come one after the other, each the point farthest from
+those before it, and a search takes as long as a path has edges, tens of thousands
+along a curve. So landmarks are chosen on a coarser graph, and are searched from
+together: some thousand points, drawn at random, are the centres of cells, the
+points nearest to each along the graph; two cells are as far from each other as
+their centres are by way of an edge between them,
 
     between(a, b) = min over edges (i, j), i in cell a and j in cell b, of  d(a, i) + l_ij + d(j, b),
 
-and all shortest paths between thousands of centres are soon had. The distances from the landmarks are those of the
-whole graph. Nothing is read by the host until all has been queued.
+and all shortest paths between thousands of centres are soon had. The distances from
+the landmarks are those of the whole graph. Nothing is read by the host until all
+has been queued.
 
 Source of the cells: M. Erwig, "The graph Voronoi diagram with applications", 2000.
 """
@@ -62,8 +65,8 @@ def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) 
 class DeviceGraph(NamedTuple):
     """A symmetric graph of N points on a device.
 
-    pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64. There may be more entries than rows
-        hold, and loops of infinite length.
+    pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64.
+        There may be more entries than rows hold, and loops of infinite length.
     parts : (P,) int64, a point of each component, on the host.
     searches : how it is searched.
     degree : how many edges a point has, about.
@@ -124,12 +127,14 @@ class DeviceGraph(NamedTuple):
         return centres[self.searches.farthest(self.searches.cell_distances(*graph, *cells, len(centres)), count)]
 
     def _cells(self, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Centres of cells (M,), the points ``drawn`` and those farthest from them; the distance (N,) of each point to
-        its own, and the number (N,) of that, int32; infinity and M where none is near."""
+        """Centres of cells (M,), the points ``drawn`` and those farthest from them;
+        the distance (N,) of each point to its own, and the number (N,) of that,
+        int32; infinity and M where none is near."""
         n, m = self.size, len(drawn)
         most = m + min(FAR, n - m)
         distance, label = self.length.new_full((n,), torch.inf), self.target.new_full((n,), most)
-        # So many edges are as far as any point is likely to be from a centre, of those of a curve.
+        # So many edges are as far as any point is likely to be from a centre, of
+        # those of a curve.
         edges = n / m * math.log(m) / max(self.degree, 1.0)
         number, centres = torch.arange(most, dtype=label.dtype, device=label.device), list[Tensor]()
         for numbers, rounds in ((number[:m], math.ceil(edges) + MORE_ROUNDS), (number[m:], MORE_ROUNDS)):
@@ -164,8 +169,8 @@ class DeviceSearch:
         self.sources, self.rows, self._among, self._largest = _search_graph(alone, centres, checked, self.n_landmarks)
 
     def host_numbers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What the host must know: the distances between landmarks, the largest one of all, and what tells how the
-        graph was built there."""
+        """What the host must know: the distances between landmarks, the largest one
+        of all, and what tells how the graph was built there."""
         told = self.sources[:0] if self.graph.build_record is None else self.graph.build_record.summary
         return self._among, self._largest, told
 
@@ -187,8 +192,9 @@ class DeviceSearch:
 def _search_graph(
     graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Points (M,), so many landmarks chosen by ``centres`` and those that are ``checked``, and the distances (M, N)
-    from them; those between landmarks (L, L), and the largest () from one. All pairs without centres."""
+    """Points (M,), so many landmarks chosen by ``centres`` and those that are
+    ``checked``, and the distances (M, N) from them; those between landmarks (L, L),
+    and the largest () from one. All pairs without centres."""
     if centres is None:
         rows = graph.all_pairs()
         return graph.target.new_empty(0, dtype=torch.int64), rows, rows[:0, :0], rows.max()
@@ -199,8 +205,9 @@ def _search_graph(
 
 
 def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvider, GraphReport | None] | None]:
-    """Their providers, and what is told of graphs that were built there; None where the CPU is to build one. Numbers
-    of all are read together. Where landmarks are checked and do not serve, all pairs."""
+    """Their providers, and what is told of graphs that were built there; None where
+    the CPU is to build one. Numbers of all are read together. Where landmarks are
+    checked and do not serve, all pairs."""
     made = list[tuple[DistanceProvider, GraphReport | None] | None]()
     read = to_host(*(number for each in begun for number in each.host_numbers()))
     for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
@@ -225,8 +232,8 @@ def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvide
 
 
 def measure_errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Relative Frobenius error () of factored distances on some rows (M, N) of the graph's, all finite, and the
-    `differences` between those rows."""
+    """Relative Frobenius error () of factored distances on some rows (M, N) of the
+    graph's, all finite, and the `differences` between those rows."""
     return _compute_errors(without_scale(factored), sources, rows / factored.scale)
 
 
@@ -238,8 +245,9 @@ def _compute_errors(factored: DistanceProvider, sources: Tensor, true: Tensor) -
 
 
 def is_accurate(factored: LandmarkDistances, name: str, error: Tensor, apart: Tensor, sums: Tensor) -> bool:
-    """Whether they do, with these errors on the host. They do not where rows tell points apart only below what
-    landmarks resolve, since far points then are all that the error sees."""
+    """Whether they do, with these errors on the host. They do not where rows tell
+    points apart only below what landmarks resolve, since far points then are all
+    that the error sees."""
     off = float(error) if median_ratio(apart, sums) >= factored.resolution else torch.inf
     if off <= (0.03 if factored.size <= FEW_POINTS else 0.1):
         return True

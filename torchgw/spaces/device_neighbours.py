@@ -1,9 +1,10 @@
-"""Neighbour graphs that a GPU builds: those of `torchgw.spaces.graph`, without short cuts, of points that the fewest
-neighbours join.
+"""Neighbour graphs that a GPU builds: those of `torchgw.spaces.graph`, without
+short cuts, of points that the fewest neighbours join.
 
-Nothing is read by the host until all has been queued, so what takes another turn is left to the CPU: where components
-stay apart, which more neighbours or stitching may join, where points coincide, and where it is open after a few rounds
-whether an edge is a short cut, as that depends on others.
+Nothing is read by the host until all has been queued, so what takes another turn is
+left to the CPU: where components stay apart, which more neighbours or stitching may
+join, where points coincide, and where it is open after a few rounds whether an edge
+is a short cut, as that depends on others.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class BuildRecord(NamedTuple):
 
     k : neighbours of each point.
     doubtful : the edges that were tried.
-    summary : (M,) int32: the number of parts, and what `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
+    summary : (M,) int32: the number of parts, and what
+        `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
     """
 
     k: int
@@ -85,7 +87,8 @@ def _build_edges(
 ) -> tuple[CsrEdges, DoubtfulEdges, Tensor]:
     """The graph of points (N, D) in this unit (), its edges in doubt, and what is told of it."""
     n, low = len(points), points.shape[1] <= TREE_DIMENSIONS
-    # In an order in which points near each other come near each other, where that pays.
+    # In an order in which points near each other come near each other, where that
+    # pays.
     order = bisect(points, n // UNIT, UNIT, backend).order if n >= ORDERED_FROM and low else None
     edges, doubtful = graphs.neighbours(points, k, order)
     parts = graphs.join_parts(edges, doubtful)

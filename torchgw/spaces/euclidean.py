@@ -1,6 +1,7 @@
 """Euclidean distances between points, plain or squared.
 
-Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 and s the largest of them,
+Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 and s
+the largest of them,
 
     |x_i - x_j|^2 = ((a_i + s)(a_j + s) - (a_i - s)(a_j - s)) / 2 s - 2 x_i . x_j.
 """
@@ -39,14 +40,16 @@ class EuclideanDistances(ScaledDistances):
     largest : the largest known distance, before scaling.
     fixed : whether the scale was set by `with_scale`.
     furthest : the pair of points that attains it.
-    coordinates : the points (N, D) before centring, which rounds them where one is far from all others; None in files.
+    coordinates : the points (N, D) before centring, which rounds them where one is
+        far from all others; None in files.
     leaf : the points, where they are a tensor that requires gradients.
 
     Notes
     -----
-    The scale is the largest distance: exact up to 10000 points, above that the largest found by six farthest-point
-    sweeps. Rows cost O(N D) each, memory is O(N D). A float64 array of points is kept without a copy, for solves in
-    which some of them have no mass: it should not be changed later.
+    The scale is the largest distance: exact up to 10000 points, above that the
+    largest found by six farthest-point sweeps. Rows cost O(N D) each, memory is O(N
+    D). A float64 array of points is kept without a copy, for solves in which some
+    of them have no mass: it should not be changed later.
     """
 
     coordinates: Array | None = None
@@ -145,8 +148,9 @@ def squared_factors(x: Tensor) -> tuple[Tensor, Tensor]:
 def furthest_pair(
     rows: Callable[[Tensor], Tensor], n: int, stored: bool = True, start: int = 0
 ) -> tuple[float, tuple[int, int]]:
-    """The largest distance between n points and a pair that attains it, from ``rows(index)`` (M, N): exact between
-    few points whose distances are ``stored``, else the largest that farthest-point sweeps find."""
+    """The largest distance between n points and a pair that attains it, from
+    ``rows(index)`` (M, N): exact between few points whose distances are ``stored``,
+    else the largest that farthest-point sweeps find."""
     largest, pair, index = 0.0, (0, 0), torch.tensor([start])
     nearest = torch.full((n,), torch.inf, dtype=torch.float64)
     exact = stored and n <= EXACT_SIZE

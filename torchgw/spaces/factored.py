@@ -26,7 +26,8 @@ class FactoredDistances(ScaledDistances):
     ----------
     F : (N, r), finite.
     signs : (r,), each 1 or -1.
-    scale : what the product is divided by, > 0; distances should be at most about 1 afterwards.
+    scale : what the product is divided by, > 0; distances should be at most about 1
+        afterwards.
     name : what the argument is called in error messages.
 
     Attributes

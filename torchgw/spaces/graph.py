@@ -1,15 +1,19 @@
 """k-nearest-neighbour graphs whose every pair of points is joined by a path.
 
-Edges are symmetrised by the maximum (the union of the directed edges). Components that stay apart are stitched by
-Boruvka rounds: each component adds its shortest edge to any other point, so that the added edges belong to a minimum
-spanning tree. The nearest point of ANOTHER component is found with no tree per component: two different labels differ
-in at least one bit, so one search across each bit of the labels, O(log C) searches, sees every pair of components.
+Edges are symmetrised by the maximum (the union of the directed edges). Components
+that stay apart are stitched by Boruvka rounds: each component adds its shortest
+edge to any other point, so that the added edges belong to a minimum spanning tree.
+The nearest point of ANOTHER component is found with no tree per component: two
+different labels differ in at least one bit, so one search across each bit of the
+labels, O(log C) searches, sees every pair of components.
 
-Short cuts are edges that join parts of the data which are far apart along it; one of them ruins every geodesic. An edge
-is trusted when both ends count each other among their neighbours, when they coincide, or when they share a neighbour
-through such edges. Each other edge is then tried, shortest first: it stays when it joins two parts that nothing joins
-yet, or when the way round it is at most `DETOUR` times its length. On noisy spirals and Swiss rolls with 5 to 10
-neighbours this finds every edge between two turns (measured over 80 data sets).
+Short cuts are edges that join parts of the data which are far apart along it; one
+of them ruins every geodesic. An edge is trusted when both ends count each other
+among their neighbours, when they coincide, or when they share a neighbour through
+such edges. Each other edge is then tried, shortest first: it stays when it joins
+two parts that nothing joins yet, or when the way round it is at most `DETOUR` times
+its length. On noisy spirals and Swiss rolls with 5 to 10 neighbours this finds
+every edge between two turns (measured over 80 data sets).
 
 Source: O. Boruvka, "O jistem problemu minimalnim", 1926.
 """
@@ -79,15 +83,17 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     Parameters
     ----------
     points : (N, D), finite.
-    k : neighbours of each point, below N. A number is taken as it is. None chooses 1.5 times the natural logarithm of
-        N, at least 5, or up to 7 more where that joins all points, and leaves out the edges that are short cuts. Of
-        points that coincide the first has neighbours elsewhere, and edges of length zero to the others, so that
-        distances are those between places.
+    k : neighbours of each point, below N. A number is taken as it is. None chooses
+        1.5 times the natural logarithm of N, at least 5, or up to 7 more where that
+        joins all points, and leaves out the edges that are short cuts. Of points
+        that coincide the first has neighbours elsewhere, and edges of length zero
+        to the others, so that distances are those between places.
     name : what messages call these points.
 
     Returns
     -------
-    SciPy CSR matrix (N, N). Explicit zeros are edges of length zero, as SciPy's graph routines read them.
+    SciPy CSR matrix (N, N). Explicit zeros are edges of length zero, as SciPy's
+    graph routines read them.
 
     Raises
     ------
@@ -97,7 +103,8 @@ def neighbour_graph(points: Array, k: int | None = None, name: str = "points") -
     Warns
     -----
     GraphWarning
-        When components had to be stitched, with counts; when a k that was given bridges parts that are far apart.
+        When components had to be stitched, with counts; when a k that was given
+        bridges parts that are far apart.
 
     Notes
     -----
@@ -176,8 +183,9 @@ def candidates(n: int) -> list[int]:
 
 
 def _make_connected_graph(points: Array, given: int | None) -> tuple[Any, GraphReport]:
-    """The graph of k neighbours of each point, in one piece, and its report. Without a k that is ``given``, short cuts
-    are left out, and k is the first candidate whose graph is in one piece by itself, or the largest."""
+    """The graph of k neighbours of each point, in one piece, and its report.
+    Without a k that is ``given``, short cuts are left out, and k is the first
+    candidate whose graph is in one piece by itself, or the largest."""
     n, cut = len(points), np.empty((0, 2), dtype=np.int64)
     steps = sorted({min(k, n - 1) for k in candidates(n)}) if given is None else [given]
     neighbour = nearest(points, steps[0])
@@ -202,7 +210,8 @@ def _make_connected_graph(points: Array, given: int | None) -> tuple[Any, GraphR
 def unit_cloud(points: Array) -> tuple[Array, float]:
     """The points centred and divided by their largest coordinate, and that divisor.
 
-    Searches that expand |x - y|^2 lose all digits of clouds far from the origin, and squares leave the range of floats.
+    Searches that expand |x - y|^2 lose all digits of clouds far from the origin,
+    and squares leave the range of floats.
     """
     centred = points - points.mean(0)
     size = float(max(centred.max(), -centred.min())) or 1.0
@@ -211,8 +220,8 @@ def unit_cloud(points: Array) -> tuple[Array, float]:
 
 
 def entry_lengths(points: Array, pattern: Any) -> Array:
-    """The length (nnz,) of each edge of a CSR pattern, a block of rows at a time, from differences of coordinates:
-    exactly zero for duplicates."""
+    """The length (nnz,) of each edge of a CSR pattern, a block of rows at a time,
+    from differences of coordinates: exactly zero for duplicates."""
     found = np.empty(pattern.nnz)
     rows = max(1, COORDINATES * len(points) // (pattern.nnz * points.shape[1] + 1))
     for first in range(0, len(points), rows):
@@ -226,7 +235,8 @@ def entry_lengths(points: Array, pattern: Any) -> Array:
 def _stitch(graph: Any, points: Array, label: Array) -> tuple[Any, int]:
     """Join the components (N,) of ``graph`` through closest pairs; the graph and the number of edges added.
 
-    O(N log N log^2 C) for C components in low dimension. Leaving short cuts out makes no new ones.
+    O(N log N log^2 C) for C components in low dimension. Leaving short cuts out
+    makes no new ones.
     """
     n_edges = 0
     while (n_components := int(label.max()) + 1) > 1:
@@ -262,14 +272,17 @@ def short_cuts(graph: Any, mutual: Array, points: Array) -> Array:
     Parameters
     ----------
     graph : SciPy CSR (N, N), symmetric, indices sorted, entries are edge lengths.
-    mutual : bool, one for each entry of ``graph``: whether both ends count each other among their neighbours.
-    points : (N, D), between which no edge is shorter than the straight line. They only make the searches shorter.
+    mutual : bool, one for each entry of ``graph``: whether both ends count each
+        other among their neighbours.
+    points : (N, D), between which no edge is shorter than the straight line. They
+        only make the searches shorter.
 
     Notes
     -----
-    O(E k) for E edges, plus one search for each edge that is neither trusted nor shown to have a short way round: by
-    two trusted edges, or, where many edges are in doubt, by way of the points with the most edges. The searches are
-    local in few dimensions, and over the whole graph in many.
+    O(E k) for E edges, plus one search for each edge that is neither trusted nor
+    shown to have a short way round: by two trusted edges, or, where many edges are
+    in doubt, by way of the points with the most edges. The searches are local in
+    few dimensions, and over the whole graph in many.
     """
     mutual = mutual | (graph.data == 0)  # among many coincident points there are many ways round, all to be searched
     row = np.repeat(np.arange(graph.shape[0], dtype=graph.indices.dtype), np.diff(graph.indptr))
@@ -288,20 +301,23 @@ def short_cuts(graph: Any, mutual: Array, points: Array) -> Array:
 def _find_short_cuts(graph: Any, entries: Array, low: Array, high: Array, points: Array) -> Array:
     """Those of the edges low - high (m,), shortest first, that neither join parts nor have a short way round.
 
-    ``entries`` (m, 2) are their positions in the graph, whose other edges are trusted.
+    ``entries`` (m, 2) are their positions in the graph, whose other edges are
+    trusted.
     """
     length = graph.data[entries[:, 0]]
     limit = DETOUR * length
     known = np.ones(graph.nnz, dtype=bool)
     known[entries] = False
     trusted = edge_subgraph(graph, known)
-    # Edges are only ever added, so what two trusted edges show now holds whenever the turn comes.
+    # Edges are only ever added, so what two trusted edges show now holds whenever
+    # the turn comes.
     stays = (two_edges(trusted, low, high) <= limit * (1 - ROUNDING)) | _find_spanning_forest_edges(trusted, low, high)
     del trusted
     lengths = np.where(known, graph.data, np.inf)
     so_far = csr_matrix((lengths, graph.indices, graph.indptr), shape=graph.shape)
     n = graph.shape[0]
-    # Searches from hubs are made anew while they take a sixth of the time of the searches they save.
+    # Searches from hubs are made anew while they take a sixth of the time of the
+    # searches they save.
     rounds = min(32, int(100 * np.count_nonzero(~stays) / (n * math.log2(n))))
     found = []
     for part in np.array_split(np.arange(len(low)), max(rounds, 1)):
@@ -331,7 +347,8 @@ def _find_spanning_forest_edges(trusted: Any, low: Array, high: Array) -> Array:
 def _measure_ways_by_hubs(graph: Any, source: Array, target: Array) -> Array:
     """Lengths (m,) of the shortest ways along finite edges of a CSR graph through one of eight points with most.
 
-    In many dimensions few points are neighbours of most others (M. Radovanovic et al., "Hubs in space", 2010).
+    In many dimensions few points are neighbours of most others (M. Radovanovic et
+    al., "Hubs in space", 2010).
     """
     from scipy.sparse.csgraph import dijkstra
 
@@ -343,11 +360,13 @@ def _measure_ways_by_hubs(graph: Any, source: Array, target: Array) -> Array:
 
 
 def _has_way(graph: Any, points: Array, source: int, target: int, limit: float) -> bool:
-    """Whether a path of at most ``limit`` leads from source to target along the finite edges of a CSR graph, none of
-    which is shorter than the straight line between its ends, which are ``points``.
+    """Whether a path of at most ``limit`` leads from source to target along the
+    finite edges of a CSR graph, none of which is shorter than the straight line
+    between its ends, which are ``points``.
 
-    Any such path will do, so the search goes first where least seems to be left, which counts thrice. A node whose
-    distance falls is taken up again, which makes the answer right in whatever order they come.
+    Any such path will do, so the search goes first where least seems to be left,
+    which counts thrice. A node whose distance falls is taken up again, which makes
+    the answer right in whatever order they come.
     """
     if points.shape[1] > TREE_DIMENSIONS:  # straight lines to a goal are all nearly as long in many dimensions
         from scipy.sparse.csgraph import dijkstra

@@ -1,21 +1,25 @@
 """Distances from the heat kernel of a neighbour graph, differentiable in the points.
 
-The edges of the graph all conduct alike, and its nodes have masses by the lengths of their edges. With edges i ~ j of
-length l_ij, G the graph's combinatorial Laplacian (unit conductances) and n a dimension,
+The edges of the graph all conduct alike, and its nodes have masses by the lengths
+of their edges. With edges i ~ j of length l_ij, G the graph's combinatorial
+Laplacian (unit conductances) and n a dimension,
 
     m_i = sum_j (l_ij^2 + delta^2) / (2 n),    L = M^-1 G,    S = M^-1/2 G M^-1/2,    K = exp(-t S).
 
-One unit of time moves a walker of -L by a mean square of 2 n from anywhere, as Brownian motion in n dimensions: L
-approximates the Laplacian whatever the density of the points. On a surface m_i falls with the density, so that mass is
-spread evenly, as by diffusion maps with alpha = 1. delta, a tenth of the median length, keeps the rates of duplicates
-finite. With k_ij = K_ij / sqrt(m_i m_j),
+One unit of time moves a walker of -L by a mean square of 2 n from anywhere, as
+Brownian motion in n dimensions: L approximates the Laplacian whatever the density
+of the points. On a surface m_i falls with the density, so that mass is spread
+evenly, as by diffusion maps with alpha = 1. delta, a tenth of the median length,
+keeps the rates of duplicates finite. With k_ij = K_ij / sqrt(m_i m_j),
 
     d^2 = -4 t log(k_ij / sqrt(k_ii k_jj))
 
-tends to the squared geodesic distance as t falls (Varadhan). In float64 the kernel is right down to 1e-10 of its
-diagonal, so distances end at ``reach`` = sqrt(4 t log 1e10) = 9.6 sqrt(t), and below 2 sqrt(t) they are blurred. A time
-at which the farthest points are just within reach is the best, and the default. The dimension n is the one with which
-distances agree in the mean with the shortest paths of the graph between farthest points.
+tends to the squared geodesic distance as t falls (Varadhan). In float64 the kernel
+is right down to 1e-10 of its diagonal, so distances end at ``reach`` = sqrt(4 t log
+1e10) = 9.6 sqrt(t), and below 2 sqrt(t) they are blurred. A time at which the
+farthest points are just within reach is the best, and the default. The dimension n
+is the one with which distances agree in the mean with the shortest paths of the
+graph between farthest points.
 
 Rows of K come from the Chebyshev expansion, in [0, s] with x = t s / 2,
 
@@ -23,9 +27,11 @@ Rows of K come from the Chebyshev expansion, in [0, s] with x = t s / 2,
 
 and their derivatives from the recurrence of the T_k, a few rows at a time.
 
-`docs/lanczos.md` has measured errors. Sources: S. Varadhan, "On the behavior of the fundamental solution of the heat
-equation", 1967; R. Coifman, S. Lafon, "Diffusion maps", 2006; K. Crane, C. Weischedel, M. Wardetzky, "Geodesics in
-heat", 2013, for the trade-off in t; H. Tal-Ezer, R. Kosloff, 1984, for the expansion and the number of its terms.
+`docs/lanczos.md` has measured errors. Sources: S. Varadhan, "On the behavior of the
+fundamental solution of the heat equation", 1967; R. Coifman, S. Lafon, "Diffusion
+maps", 2006; K. Crane, C. Weischedel, M. Wardetzky, "Geodesics in heat", 2013, for
+the trade-off in t; H. Tal-Ezer, R. Kosloff, 1984, for the expansion and the number
+of its terms.
 """
 
 from __future__ import annotations
@@ -67,10 +73,12 @@ class HeatDistances(ScaledDistances):
 
     Parameters
     ----------
-    points_or_graph : points (N, D), joined by `neighbour_graph`; or a symmetric SciPy sparse graph of edge lengths.
-    time : t, in squared units of length. None takes (largest path)^2 / 77, which just reaches the farthest points.
-    n_steps : terms of the Chebyshev expansion beyond 2000 points. None takes what exp(-t S) needs in float64, about
-        6 sqrt(t x largest eigenvalue).
+    points_or_graph : points (N, D), joined by `neighbour_graph`; or a symmetric
+        SciPy sparse graph of edge lengths.
+    time : t, in squared units of length. None takes (largest path)^2 / 77, which
+        just reaches the farthest points.
+    n_steps : terms of the Chebyshev expansion beyond 2000 points. None takes what
+        exp(-t S) needs in float64, about 6 sqrt(t x largest eigenvalue).
     n_landmarks : L of the factors above 2000 points.
     k : neighbours of each point, as for `neighbour_graph`; only for points.
     name : what the argument is called in error messages.
@@ -78,7 +86,8 @@ class HeatDistances(ScaledDistances):
     Attributes
     ----------
     time, n_steps, dimension : t; steps taken; n.
-    reach : the largest distance that float64 resolves at this time. Farther pairs are ``reach`` apart: a lower bound.
+    reach : the largest distance that float64 resolves at this time. Farther pairs
+        are ``reach`` apart: a lower bound.
     landmarks : (L,) indices, or None where all pairs are stored.
 
     Raises
@@ -89,14 +98,17 @@ class HeatDistances(ScaledDistances):
     Warns
     -----
     PrecisionWarning
-        When pairs are farther apart than the reach, or ``n_steps`` is fewer than the time needs.
+        When pairs are farther apart than the reach, or ``n_steps`` is fewer than
+        the time needs.
     GraphWarning
-        When the graph is not connected: pairs without a path are 1.5 x the largest other distance apart.
+        When the graph is not connected: pairs without a path are 1.5 x the largest
+        other distance apart.
 
     Notes
     -----
-    Up to 2000 points the kernel comes from a dense eigendecomposition, O(N^3). Beyond, L rows of it come from a
-    Chebyshev expansion, O(L n_steps E). All in float64.
+    Up to 2000 points the kernel comes from a dense eigendecomposition, O(N^3).
+    Beyond, L rows of it come from a Chebyshev expansion, O(L n_steps E). All in
+    float64.
     """
 
     def __init__(
@@ -193,9 +205,11 @@ class HeatDistances(ScaledDistances):
 
         Parameters
         ----------
-        points : (N, D) floating point tensor, on any device: where the points of this space are now. Its edges and its
-            dimension stay, their lengths follow.
-        sources : (M,) indices. With all N of them, the result is the matrix of distances.
+        points : (N, D) floating point tensor, on any device: where the points of
+            this space are now. Its edges and its dimension stay, their lengths
+            follow.
+        sources : (M,) indices. With all N of them, the result is the matrix of
+            distances.
         time : t, a number or a tensor (), this space's by default.
 
         Raises
@@ -205,10 +219,12 @@ class HeatDistances(ScaledDistances):
 
         Notes
         -----
-        The gradient is that of the numbers returned, once. Where they end at the reach, and between parts without a
-        path, it is zero. Let sources cover the space to about sqrt(t), as `landmarks` do: k_jj of points that are far
-        from all of them follows their mean. Up to 2000 points take a dense eigendecomposition; beyond, the backward
-        pass expands a few rows at a time once more, so that it holds at most 256 MiB of vectors.
+        The gradient is that of the numbers returned, once. Where they end at the
+        reach, and between parts without a path, it is zero. Let sources cover the
+        space to about sqrt(t), as `landmarks` do: k_jj of points that are far from
+        all of them follows their mean. Up to 2000 points take a dense
+        eigendecomposition; beyond, the backward pass expands a few rows at a time
+        once more, so that it holds at most 256 MiB of vectors.
         """
         index = self._sources(points, sources)
         given = points, _time(self.time if time is None else time, points.device)
@@ -333,8 +349,8 @@ def estimate_largest_eigenvalue(edges: EdgeTopology, roots: Tensor) -> float:
 def steps_for(largest: float, time: float) -> int:
     """Terms after which the expansion of exp(-time S) v misses less than 1e-15 |v|, of eigenvalues up to ``largest``.
 
-    Its coefficients are exp(-x) I_k(x) with x = time largest / 2, below exp(-k^2 / (2 x + k)): about
-    6 sqrt(time largest) of them count.
+    Its coefficients are exp(-x) I_k(x) with x = time largest / 2, below exp(-k^2 /
+    (2 x + k)): about 6 sqrt(time largest) of them count.
     """
     from scipy.special import ive
 
@@ -348,7 +364,8 @@ def heat_rows(
 ) -> Tensor:
     """Rows K[index] (M, N) at a time in units of the squared length over n, by so many terms or those that it needs.
 
-    Differentiable in ``roots`` and in the time once. A few rows at a time are expanded again for their derivatives.
+    Differentiable in ``roots`` and in the time once. A few rows at a time are
+    expanded again for their derivatives.
     """
     largest = estimate_largest_eigenvalue(edges, roots.detach())
     time = torch.as_tensor(time, dtype=roots.dtype, device=roots.device)
@@ -418,9 +435,10 @@ def log_kernel(K: Tensor, roots: Tensor, index: Tensor) -> Tensor:
 def log_diagonal(log_k: Tensor, index: Tensor, near: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """log k_jj (N,) of all points from the rows ``index`` (L,) of log k, by Nystrom, and where that can be (N,).
 
-    The kernel is smooth, so its diagonal is known wherever one of these points is closer than about sqrt(t). Nystrom's
-    value is never above the true one. Where it is less than half of the mean over ``index`` with weights k_lj, that
-    mean stands in; ``near`` fixes the choice.
+    The kernel is smooth, so its diagonal is known wherever one of these points is
+    closer than about sqrt(t). Nystrom's value is never above the true one. Where it
+    is less than half of the mean over ``index`` with weights k_lj, that mean stands
+    in; ``near`` fixes the choice.
     """
     own = log_k[torch.arange(len(index), device=index.device), index]
     R = (log_k[:, index] - (own[:, None] + own) / 2).exp()
@@ -448,8 +466,9 @@ def varadhan(log_k: Tensor, index: Tensor, diagonal: Tensor, time: Tensor) -> Te
 def fit_dimension_and_time(edges: EdgeTopology, roots: Tensor, probes: Array, paths: Array) -> tuple[float, float]:
     """The dimension n, and the time at which points as far apart as any probes are just within reach.
 
-    ``paths`` (P, N) are shortest paths from the ``probes`` (P,). n makes the distances between probes agree with their
-    paths, in least squares over those of at least 0.3 of the longest. It depends on the time, so it is found twice.
+    ``paths`` (P, N) are shortest paths from the ``probes`` (P,). n makes the
+    distances between probes agree with their paths, in least squares over those of
+    at least 0.3 of the longest. It depends on the time, so it is found twice.
     """
     reached = np.isfinite(paths)
     longest = float(paths.max(where=reached, initial=0.0))

@@ -1,22 +1,26 @@
 """Geodesic distances from farthest-point landmarks, as signed Nystrom factors.
 
-With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V |lam|^(-1/2),
+With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V
+|lam|^(-1/2),
 
     D ~ F diag(sign(lam)) F^T,
 
-exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100 landmarks give a relative
-Frobenius error of 0.3-1 %. Source: C. Williams and M. Seeger, "Using the Nystrom method to speed up kernel machines",
-2000, with the signs kept.
+exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100
+landmarks give a relative Frobenius error of 0.3-1 %. Source: C. Williams and M.
+Seeger, "Using the Nystrom method to speed up kernel machines", 2000, with the signs
+kept.
 
-Derivatives. With C = D[:, Z] the distances are D = C f(W) C^T, f(lam) = 1 / lam for eigenvalues that are kept and 0 for
-the others. Their differential is that of F diag(s) F^T with
+Derivatives. With C = D[:, Z] the distances are D = C f(W) C^T, f(lam) = 1 / lam for
+eigenvalues that are kept and 0 for the others. Their differential is that of F
+diag(s) F^T with
 
     dF = dC V_1 |lam_1|^(-1/2) + C V E |lam_1|^(1/2) diag(s),    E = P * (V^T dW V_1),
 
-where V_1 are the kept eigenvectors and P has half the divided difference of f between two kept eigenvalues,
--1 / (2 a b), and the whole one between one left out, j, and one kept, a: 1 / (a (a - j)). So a function of
-F diag(s) F^T has the right gradient, and degenerate eigenvalues are harmless. Source: Y. Daleckii and S. Krein, 1965;
-see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
+where V_1 are the kept eigenvectors and P has half the divided difference of f
+between two kept eigenvalues, -1 / (2 a b), and the whole one between one left out,
+j, and one kept, a: 1 / (a (a - j)). So a function of F diag(s) F^T has the right
+gradient, and degenerate eigenvalues are harmless. Source: Y. Daleckii and S. Krein,
+1965; see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
 """
 
 from __future__ import annotations
@@ -52,8 +56,10 @@ class LandmarkDistances(FactoredDistances):
 
     Parameters
     ----------
-    graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are edges of length zero.
-    n_landmarks : L; at most N are used, and at least one for each component of the graph.
+    graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are
+        edges of length zero.
+    n_landmarks : L; at most N are used, and at least one for each component of the
+        graph.
     name : what the argument is called in error messages.
 
     Attributes
@@ -69,9 +75,11 @@ class LandmarkDistances(FactoredDistances):
 
     Notes
     -----
-    The distances of this space ARE the factored ones, for rows, factors and the objective alike, so they can miss the
-    graph's by about a percent. The scale is the largest landmark distance. O(L N log N) to build, memory O(N L). From
-    200 000 points on, landmark distances and factors are stored in float32, which adds 1e-6 to the error.
+    The distances of this space ARE the factored ones, for rows, factors and the
+    objective alike, so they can miss the graph's by about a percent. The scale is
+    the largest landmark distance. O(L N log N) to build, memory O(N L). From 200
+    000 points on, landmark distances and factors are stored in float32, which adds
+    1e-6 to the error.
     """
 
     landmarks: Tensor
@@ -93,8 +101,8 @@ class LandmarkDistances(FactoredDistances):
     def from_columns(
         cls, index: Tensor, columns: Tensor, among: Tensor, largest: float, name: str
     ) -> LandmarkDistances:
-        """From landmarks (L,) and the distances to them (N, L) on a device, which are overwritten; those between
-        landmarks, and the largest, on the host."""
+        """From landmarks (L,) and the distances to them (N, L) on a device, which
+        are overwritten; those between landmarks, and the largest, on the host."""
         F, signs, scale = landmark_factors(columns, among, largest, name)
         return cls.of(F, signs, scale)._with(landmarks=index)
 
@@ -118,8 +126,9 @@ class LandmarkDistances(FactoredDistances):
 def landmark_factors(
     columns: Tensor, among: Tensor, largest: float, name: str, ranks: Ranks = ALONE
 ) -> tuple[Tensor, Tensor, float]:
-    """F, signs and the scale from raw distances to landmarks (N, L), the ranks' shares, which are overwritten, those
-    between landmarks (L, L), and the largest of all; infinite ones are filled, with a warning."""
+    """F, signs and the scale from raw distances to landmarks (N, L), the ranks'
+    shares, which are overwritten, those between landmarks (L, L), and the largest
+    of all; infinite ones are filled, with a warning."""
     if largest == math.inf:
         finite = columns.masked_fill(columns.isinf(), 0.0)
         largest = float(ranks.most(finite.max() if len(finite) else finite.new_zeros(())))
@@ -143,8 +152,8 @@ def move_to_storage(space: DistanceProvider, device: torch.device) -> DistancePr
 
 
 def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
-    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance matrix, and their rows W (L, L) that
-    belong to the landmarks themselves."""
+    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance
+    matrix, and their rows W (L, L) that belong to the landmarks themselves."""
     eigenvalues, V = np.linalg.eigh((W + W.T) / 2)
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
     back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
@@ -155,8 +164,9 @@ def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
 def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """`signed_factors` of tensors, with the ``rank`` eigenvalues largest in absolute value.
 
-    The gradient in ``columns`` is right for functions of F diag(signs) F^T, the only ones that mean anything: each
-    eigenvector's sign is arbitrary. First derivatives only.
+    The gradient in ``columns`` is right for functions of F diag(signs) F^T, the
+    only ones that mean anything: each eigenvector's sign is arbitrary. First
+    derivatives only.
     """
     own = own_copies([columns])
     C, W = own[0], (own[0][index] + own[0][index].T) / 2

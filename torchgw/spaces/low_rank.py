@@ -1,16 +1,17 @@
 """Signed factors of low rank for stored distances, which have none of their own.
 
-Plans see distances centred by their masses, D_c = D - u 1^T - 1 u^T with D_c m = 0. Their leading eigenvectors, by
-randomised subspace iteration, give signed factors
+Plans see distances centred by their masses, D_c = D - u 1^T - 1 u^T with D_c m = 0.
+Their leading eigenvectors, by randomised subspace iteration, give signed factors
 
     D_c ~ Q B Q^T = (Q V |lam|^1/2) diag(sign(lam)) (Q V |lam|^1/2)^T,        B = Q^T D_c Q = V diag(lam) V^T,
     D ~ F diag(s) F^T,    F = [Q V |lam|^1/2, (u + 1) / sqrt 2, (u - 1) / sqrt 2],    s = (sign(lam), 1, -1),
 
-whose relative Frobenius error on centred distances is (1 - |B|^2 / |D_c|^2)^1/2, because Q Q^T projects. A solve
-between such factors is one between factored distances like any other, O(N K r) for each gradient.
+whose relative Frobenius error on centred distances is (1 - |B|^2 / |D_c|^2)^1/2,
+because Q Q^T projects. A solve between such factors is one between factored
+distances like any other, O(N K r) for each gradient.
 
-Source: N. Halko, P.-G. Martinsson, J. Tropp, "Finding structure with randomness", 2011, algorithms 4.4 and 5.3, with
-the signs kept.
+Source: N. Halko, P.-G. Martinsson, J. Tropp, "Finding structure with randomness",
+2011, algorithms 4.4 and 5.3, with the signs kept.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ def approximate_distances(
 ) -> tuple[FactoredDistances, float]:
     """Factored distances near those of a space, and their relative Frobenius error on centred distances.
 
-    They have the least rank found that leaves at most this ``residual``, or the ``most``; masses (N,) have any sum.
-    O(N^2 r) work and the memory of another matrix (N, N); in the dtype of the space. Draws from the generator.
+    They have the least rank found that leaves at most this ``residual``, or the
+    ``most``; masses (N,) have any sum. O(N^2 r) work and the memory of another
+    matrix (N, N); in the dtype of the space. Draws from the generator.
     """
     D, n = space.matrix, space.size
     most = min(max(n // POINTS_A_RANK, 1), MOST_RANK) if most is None else most

@@ -1,11 +1,14 @@
 """Nearest neighbours, by a k-d tree in few dimensions and matrix products in many, and graphs of them.
 
-Graphs are symmetric SciPy CSR matrices with sorted indices, in which explicit zeros are edges of length zero.
+Graphs are symmetric SciPy CSR matrices with sorted indices, in which explicit zeros
+are edges of length zero.
 
-A k-d tree visits O(log N) leaves for each point in few dimensions and nearly all of them in many, where
-|x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix products, which scikit-learn merges with the selection.
-Near points of clouds that reach far, whose squares are lost in the rounding of those, are found by differences.
-Source of the tree: J. Bentley, "Multidimensional binary search trees used for associative searching", 1975.
+A k-d tree visits O(log N) leaves for each point in few dimensions and nearly all of
+them in many, where |x - y|^2 = |x|^2 - 2 x.y + |y|^2 turns the search into matrix
+products, which scikit-learn merges with the selection. Near points of clouds that
+reach far, whose squares are lost in the rounding of those, are found by
+differences. Source of the tree: J. Bentley, "Multidimensional binary search trees
+used for associative searching", 1975.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ def nearest(points: Array, k: int) -> Array:
     """
     n = len(points)
     k = min(k, n - 1)
-    # In an order in which points near each other come near each other, which saves cache misses.
+    # In an order in which points near each other come near each other, which saves
+    # cache misses.
     order: Array = _tree(points).indices if points.shape[1] <= TREE_DIMENSIONS else np.arange(n)
     order, points = order.astype(np.int32), points[order]
     found = np.empty((n, k), dtype=np.int32)
@@ -41,7 +45,8 @@ def nearest(points: Array, k: int) -> Array:
     for first in range(0, n, ROWS):
         own = np.arange(first, min(first + ROWS, n), dtype=np.int32)
         around = search(points[own], k + 1)
-        # Among more than k coincident points a point need not find itself; the last one then goes instead.
+        # Among more than k coincident points a point need not find itself; the last
+        # one then goes instead.
         out = around == own[:, None]
         out[~out.any(1), -1] = True
         found[order[own]] = order[around[~out].reshape(-1, k)]
@@ -87,7 +92,8 @@ class Search:
 def _tree(points: Array) -> Any:
     from scipy.spatial import cKDTree
 
-    # Midpoint splits build several times faster than medians, and queries take as long.
+    # Midpoint splits build several times faster than medians, and queries take as
+    # long.
     return cKDTree(points, balanced_tree=False, compact_nodes=False)
 
 
@@ -122,7 +128,8 @@ def components(graph: Any) -> tuple[int, Array]:
     """How many components a symmetric graph has, and the component of each point (N,)."""
     from scipy.sparse.csgraph import connected_components
 
-    # In a symmetric graph these are the strong components, which SciPy finds without a transposed copy.
+    # In a symmetric graph these are the strong components, which SciPy finds
+    # without a transposed copy.
     n_components, label = connected_components(graph, directed=True, connection="strong")
     return int(n_components), label
 

@@ -26,7 +26,8 @@ class PrecomputedDistances(ScaledDistances):
 
     Parameters
     ----------
-    D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5 x the largest finite one.
+    D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5
+        x the largest finite one.
     name : what the argument is called in error messages.
 
     Attributes

@@ -1,7 +1,7 @@
 """Distance providers of validated spaces: graphs are built, distances searched and scales divided out, once.
 
-D = R / c, with R the raw distances of a space and c its scale: the largest known distance of the space itself, or what
-`SpaceOptions.scale` asks for.
+D = R / c, with R the raw distances of a space and c its scale: the largest known
+distance of the space itself, or what `SpaceOptions.scale` asks for.
 """
 
 from __future__ import annotations
@@ -46,10 +46,13 @@ class InputSpace(NamedTuple):
     """A validated space and the kind of distances that it gets.
 
     name : the argument, for messages.
-    data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider.
-    kind : "matrix", "provider", "adjacency" (a provider of the library's), "euclidean", or of shortest paths
-        "landmark", "dijkstra", "precomputed", "checked": landmarks where they are accurate, all pairs elsewhere.
-    kept : of a graph, the nodes (n,) that are points of the space; paths lead through the others too. None for all.
+    data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of
+        edge lengths, or a provider.
+    kind : "matrix", "provider", "adjacency" (a provider of the library's),
+        "euclidean", or of shortest paths "landmark", "dijkstra", "precomputed",
+        "checked": landmarks where they are accurate, all pairs elsewhere.
+    kept : of a graph, the nodes (n,) that are points of the space; paths lead
+        through the others too. None for all.
     """
 
     name: str
@@ -99,8 +102,8 @@ def make_providers(
 ) -> tuple[ProviderPair, GraphReports]:
     """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
 
-    Graphs are searched where ``there`` brings them, or on the CPU, where long landmark searches of two spaces run side
-    by side.
+    Graphs are searched where ``there`` brings them, or on the CPU, where long
+    landmark searches of two spaces run side by side.
     """
     both = there is None and all(space.kind == "landmark" and space.kept is None for space in spaces)
     if both and is_worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
@@ -116,8 +119,9 @@ def make_many_providers(
 ) -> tuple[list[DistanceProvider], list[GraphReport | None]]:
     """A provider for each of many spaces, divided by its own largest known distance, and its neighbour graph's report.
 
-    All-pairs searches of all spaces share one pool of processes where that pays. ``there`` brings points and graphs to
-    a device, which builds and searches one while the host goes on to the next.
+    All-pairs searches of all spaces share one pool of processes where that pays.
+    ``there`` brings points and graphs to a device, which builds and searches one
+    while the host goes on to the next.
     """
     made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
     all_pairs, begun = dict[int, Any](), dict[int, DeviceSearch]()
@@ -172,8 +176,8 @@ def neighbour_graph_of(space: InputSpace, options: SpaceOptions) -> tuple[Any, G
 
 
 def _two_landmark_spaces(spaces: Sequence[InputSpace], options: SpaceOptions) -> tuple[ProviderPair, GraphReports]:
-    """Landmark distances of both spaces. Another process searches the first graph, while this one builds and searches
-    the second."""
+    """Landmark distances of both spaces. Another process searches the first graph,
+    while this one builds and searches the second."""
     x, y = spaces
     with SearchProcess() as aside:
         graph, report_x = neighbour_graph_of(x, options)

@@ -4,9 +4,10 @@ To match i with the partner of j instead of its own costs
 
     Delta_ij = sum_k p_k (D_ik - D_jk)^2
 
-more, in a linearised cost whose terms are sums S_i = sum_k p_k D_ik^2. One point far from all others makes S large
-beside Delta, and float64 keeps no more than 2^-52 of S. Of a few points, each with the most similar one among them,
-the median of Delta over that of S is the resolution that a space needs.
+more, in a linearised cost whose terms are sums S_i = sum_k p_k D_ik^2. One point
+far from all others makes S large beside Delta, and float64 keeps no more than 2^-52
+of S. Of a few points, each with the most similar one among them, the median of
+Delta over that of S is the resolution that a space needs.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import largest_of, without_scale
 from torchgw.types import DistanceProvider
 
-# Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched right, from there on fewer and fewer.
+# Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched
+# right, from there on fewer and fewer.
 RESOLUTION = 2.0**-40
 SINGLE = float(torch.finfo(torch.float32).eps)
 
 
 def measure_resolution(rows: Tensor, weight: Tensor) -> Tensor:
-    """The median of the least positive Delta over that of S, of rows (m, d) with weights (d,); 1 where all coincide.
-    A tensor (), for which nothing waits."""
+    """The median of the least positive Delta over that of S, of rows (m, d) with
+    weights (d,); 1 where all coincide. A tensor (), for which nothing waits."""
     return median_ratio(*differences(rows, weight))
 
 
@@ -58,8 +60,8 @@ def pick_evenly(n: int, count: int = 16) -> Tensor:
 def sample_differences(
     spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Distances (m, N) from a few points of each space, with masses (N,), and the `differences` of all of them one
-    after another. O(N) memory."""
+    """Distances (m, N) from a few points of each space, with masses (N,), and the
+    `differences` of all of them one after another. O(N) memory."""
     rows, apart = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
         index = to_device(pick_evenly(len(mass)), mass.device)
@@ -81,7 +83,8 @@ def explain_unresolved_points(
 
     masses : (N,) of each, positive, on the device that solves.
     rows, apart : what `sample_differences` returned, the differences on the host.
-    numbers : (N,) of each, what its points are called; None where they are counted from 0.
+    numbers : (N,) of each, what its points are called; None where they are counted
+        from 0.
     """
     measured = (median_ratio(*pair).numpy() for pair in zip(apart[::2], apart[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
@@ -120,7 +123,8 @@ def _explain(
 def explain_rounded_coordinates(space: Any, given: Any) -> str:
     """Why floats do not tell most points apart so far from the origin, and what to do; nothing where they do.
 
-    space : once it is validated, a `torchgw.spaces.prepare.InputSpace`; only of points are there coordinates.
+    space : once it is validated, a `torchgw.spaces.prepare.InputSpace`; only of
+        points are there coordinates.
     given : the same as it was given.
     """
     provided, unit = isinstance(space.data, EuclideanDistances), validate.resolution_of(given)

@@ -1,13 +1,16 @@
 """Shortest paths in graphs of edge lengths: searched by SciPy's Dijkstra, differentiated, and counted in hops.
 
-Measured on two cores: Dijkstra takes 9 ns times N log2 N for each source on a k = 5 graph; two joblib processes cost
-0.3-0.6 s to start and win from about two seconds of work (all pairs of 4000 points). Threads do not help: SciPy's
-routine holds the interpreter lock.
+Measured on two cores: Dijkstra takes 9 ns times N log2 N for each source on a k = 5
+graph; two joblib processes cost 0.3-0.6 s to start and win from about two seconds
+of work (all pairs of 4000 points). Threads do not help: SciPy's routine holds the
+interpreter lock.
 
-Derivative. d(s, t) is the sum of the lengths along the path from s to t in the tree of shortest paths from s, exact
-wherever the shortest paths are unique. The sums are found for all points and sources at once by pointer jumping, in
-log2(depth) rounds that torch differentiates: each point adds what the ancestor holds that it points to, then points to
-where that one does. Source: J. JaJa, "An Introduction to Parallel Algorithms", 1992, section 2.2.
+Derivative. d(s, t) is the sum of the lengths along the path from s to t in the tree
+of shortest paths from s, exact wherever the shortest paths are unique. The sums are
+found for all points and sources at once by pointer jumping, in log2(depth) rounds
+that torch differentiates: each point adds what the ancestor holds that it points
+to, then points to where that one does. Source: J. JaJa, "An Introduction to
+Parallel Algorithms", 1992, section 2.2.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class DijkstraDistances(ScaledDistances):
 
     Parameters
     ----------
-    graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are edges of length zero.
+    graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are
+        edges of length zero.
     cache_rows : rows kept between calls, at most; memory O(cache_rows N).
     name : what the argument is called in error messages.
 
@@ -54,15 +58,17 @@ class DijkstraDistances(ScaledDistances):
 
     Notes
     -----
-    The scale is the largest distance found from 16 farthest points of each component, a lower bound on the diameter
-    that is usually attained. The searches run on the CPU, so each call waits for the device to hand over
-    its indices. Points without a path are 1.5 x the largest known distance apart.
+    The scale is the largest distance found from 16 farthest points of each
+    component, a lower bound on the diameter that is usually attained. The searches
+    run on the CPU, so each call waits for the device to hand over its indices.
+    Points without a path are 1.5 x the largest known distance apart.
     """
 
     stored = False
 
     def __init__(self, graph: Any, cache_rows: int = 2000, *, name: str = "graph") -> None:
-        # A copy: rows are searched long after this call, when the caller may have changed the graph.
+        # A copy: rows are searched long after this call, when the caller may have
+        # changed the graph.
         self._graph = validate.graph(name, graph).copy()
         self.capacity = validate.integer("cache_rows", cache_rows, least=1)
         self.cache = OrderedDict[int, Array]()  # the rows found last, the last one used at the end
@@ -105,7 +111,8 @@ class DijkstraDistances(ScaledDistances):
 def shortest_paths(jobs: Sequence[tuple[Any, Array]]) -> list[Array]:
     """Distances (M, N), infinite where there is no path, for each ``(symmetric CSR graph, sources (M,))``.
 
-    All jobs share one pool of processes when their work together exceeds what starting it costs.
+    All jobs share one pool of processes when their work together exceeds what
+    starting it costs.
     """
     from scipy.sparse.csgraph import dijkstra
 
@@ -127,9 +134,10 @@ def shortest_paths(jobs: Sequence[tuple[Any, Array]]) -> list[Array]:
 def estimate_diameter(graph: Any) -> tuple[float, bool]:
     """The largest distance that farthest-point sweeps find, and whether some pairs have no path.
 
-    Each sweep is ONE search from a source in every component at once; the next source of a component is its point
-    farthest from those before. Starting each sweep at the last one's farthest point instead can get stuck: on a
-    Swiss roll of 150 points it missed 17 % of the diameter, this 3 %.
+    Each sweep is ONE search from a source in every component at once; the next
+    source of a component is its point farthest from those before. Starting each
+    sweep at the last one's farthest point instead can get stuck: on a Swiss roll of
+    150 points it missed 17 % of the diameter, this 3 %.
     """
     from scipy.sparse.csgraph import dijkstra
 
@@ -155,7 +163,8 @@ def path_distances(graph: Any, lengths: Tensor, sources: Array) -> Tensor:
 
     Notes
     -----
-    Searches and sums run on the CPU: O(M N log N) time, O(M N log(depth)) memory with gradients.
+    Searches and sums run on the CPU: O(M N log N) time, O(M N log(depth)) memory
+    with gradients.
     """
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import dijkstra
@@ -185,7 +194,8 @@ def trace_all_pairs(space: ScaledDistances, points: Tensor, k: int | None) -> Di
     """All pairs (N, N) of a space, as an expression of the points."""
     unit = trace_paths(points, k, space.scale, torch.arange(len(points)))
     unit = (unit + unit.T) / 2
-    # The pair behind the provider's largest distance; sweeps, which Dijkstra's distances use, can miss the diameter.
+    # The pair behind the provider's largest distance; sweeps, which Dijkstra's
+    # distances use, can miss the diameter.
     attained = (unit.detach() - space.largest / space.scale).abs().argmin()
     return DifferentiableDistances(unit, growth=growth_of(unit.flatten()[attained]))
 
@@ -202,11 +212,12 @@ def edge_lengths(points: Tensor, graph: Any) -> Tensor:
 def compute_relative_hops(D: Tensor) -> Tensor | None:
     """Hop distances (N, N) over the largest of them, for an adjacency D (N, N); None where D is none.
 
-    As distances an adjacency, most of whose entries are equal, is nearly flat and says little of where a point lies;
-    the number of edges between two points does. Edges are the entries off the diagonal that differ from what more than
-    half of the others are. Components are half as far again from each other as the furthest points of one. O(N E) work
-    on the CPU, or a few products of matrices (N, N) where points have more than sqrt(N) edges each and lie near each
-    other.
+    As distances an adjacency, most of whose entries are equal, is nearly flat and
+    says little of where a point lies; the number of edges between two points does.
+    Edges are the entries off the diagonal that differ from what more than half of
+    the others are. Components are half as far again from each other as the furthest
+    points of one. O(N E) work on the CPU, or a few products of matrices (N, N)
+    where points have more than sqrt(N) edges each and lie near each other.
     """
     edges = (D.median() != D).fill_diagonal_(False)
     count = int(edges.sum())
@@ -224,8 +235,9 @@ def compute_relative_hops(D: Tensor) -> Tensor | None:
 
 
 def _count_hops_by_products(edges: Tensor) -> Tensor | None:
-    """Float64 hops by a breadth-first search from all points at once, a product for each hop beyond the first; None
-    where it takes more than three. Infinite between components."""
+    """Float64 hops by a breadth-first search from all points at once, a product for
+    each hop beyond the first; None where it takes more than three. Infinite between
+    components."""
     hops = torch.full(edges.shape, torch.inf, dtype=torch.float64, device=edges.device)
     hops = hops.masked_fill_(edges, 1.0).fill_diagonal_(0.0)
     step = edges.float()

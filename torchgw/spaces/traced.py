@@ -4,9 +4,11 @@ A solve reads detached numbers from its providers. Here the same numbers are
 
     D = R(leaf) / c / (scale(leaf) / c),
 
-with R the raw distances and c the provider's scale as a number. The first quotient has the provider's values; the
-second, the `growth`, has the value one and the derivative of the scale: that of the pair of points which attains the
-largest known distance, of the other space's pair where the scale is common, none where the scale was given.
+with R the raw distances and c the provider's scale as a number. The first quotient
+has the provider's values; the second, the `growth`, has the value one and the
+derivative of the scale: that of the pair of points which attains the largest known
+distance, of the other space's pair where the scale is common, none where the scale
+was given.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ class DifferentiableDistances:
 
     Attributes
     ----------
-    tensor : what gradients flow through: D (N, N), or F (N, r); None for a space with its own products.
+    tensor : what gradients flow through: D (N, N), or F (N, r); None for a space
+        with its own products.
     signs : (r,) with D = F diag(signs) F^T, or None.
-    growth : the largest known distance over the scale, a constant: the number 1 (), for its derivative. None where it
-        has none, and once it is divided out.
+    growth : the largest known distance over the scale, a constant: the number 1 (),
+        for its derivative. None where it has none, and once it is divided out.
     space : constant distances by their own products, or None.
     """
 
@@ -77,21 +80,23 @@ def make_differentiable(
     Parameters
     ----------
     made : the providers of a solve.
-    leaves : what the user gave for each. Tensors that require gradients are differentiated: points, or square
-        distance matrices. Anything else is a constant, except that a provider made from such a tensor knows it.
+    leaves : what the user gave for each. Tensors that require gradients are
+        differentiated: points, or square distance matrices. Anything else is a
+        constant, except that a provider made from such a tensor knows it.
     options : those that the providers were made with.
     dtype, device : of the result.
 
     Returns
     -------
-    Values equal to those of the providers to rounding. Spaces with factors have factors, constants with products of
-    their own have these, the others a matrix.
+    Values equal to those of the providers to rounding. Spaces with factors have
+    factors, constants with products of their own have these, the others a matrix.
 
     Notes
     -----
-    First derivatives only. Geodesic distances are differentiated along the shortest paths that were taken, which is
-    exact where these are unique; the neighbour graph, the landmarks and the number of factors are constants. All pairs
-    of N points take O(N^2) memory whatever the provider, landmark distances O(N L).
+    First derivatives only. Geodesic distances are differentiated along the shortest
+    paths that were taken, which is exact where these are unique; the neighbour
+    graph, the landmarks and the number of factors are constants. All pairs of N
+    points take O(N^2) memory whatever the provider, landmark distances O(N L).
     """
     first, second = (
         make_one_differentiable(space, leaf, options.k, device) for space, leaf in zip(made, leaves, strict=True)
@@ -105,8 +110,8 @@ def make_differentiable(
 
 
 def growth_of(distances: Tensor) -> Tensor | None:
-    """The largest absolute entry over itself as a constant: one, with the relative derivative; None where it is zero,
-    which has none."""
+    """The largest absolute entry over itself as a constant: one, with the relative
+    derivative; None where it is zero, which has none."""
     value = distances.flatten()[distances.detach().abs().argmax()].abs()
     now = value.detach()
     return value / now if bool(now > 0) else None
@@ -133,8 +138,9 @@ def _growths(
 def make_one_differentiable(space: Any, given: object, k: int | None, device: torch.device) -> DifferentiableDistances:
     """One space, in float64, by its own ``traced``; constants where there is none, or no gradient.
 
-    ``traced(leaf, k, device)`` gives scaled distances as an expression of the tensor ``leaf`` that they came from. If
-    these are points, ``k`` is that of their neighbour graph.
+    ``traced(leaf, k, device)`` gives scaled distances as an expression of the
+    tensor ``leaf`` that they came from. If these are points, ``k`` is that of their
+    neighbour graph.
     """
     leaf = getattr(space, "leaf", None)
     if isinstance(given, Tensor) and given.requires_grad:  # the user's, where what was given passed a gate
