@@ -331,5 +331,5 @@ def test_edges_of_length_zero_are_no_short_cuts_and_searched_by_nobody(monkeypat
     graph = csr_matrix((gap, pattern.indices, pattern.indptr), shape=pattern.shape)
     assert not gap.any()
     assert (pattern.data == 1).sum() > 1000
-    monkeypatch.setattr(graph, "_find_short_cuts", None)
+    monkeypatch.setattr("torchgw.spaces.graph._find_short_cuts", None)
     assert len(short_cuts(graph, pattern.data == 2, points)) == 0
