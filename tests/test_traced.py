@@ -263,7 +263,7 @@ def test_factors_that_stand_for_no_distances_depend_on_no_points() -> None:
 
 def test_a_provider_may_say_itself_how_it_depends_on_its_leaf() -> None:
     class Own(EuclideanDistances):
-        def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
             return DifferentiableDistances(leaf.sum() * torch.ones(2, 2, dtype=torch.float64))
 
     space = Own(cloud(2).requires_grad_())

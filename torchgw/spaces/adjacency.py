@@ -162,7 +162,7 @@ class AdjacencyDistances(ScaledDistances):
         """The squares of all scaled entries."""
         return self._map_matrix(lambda matrix: _entrywise(matrix, Tensor.square))
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
         return DifferentiableDistances(unit, growth=growth_of(unit))

@@ -98,7 +98,7 @@ class EuclideanDistances(ScaledDistances):
     def factors(self) -> tuple[Tensor, Tensor] | None:
         return squared_factors(self._x) if self.squared else None
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         x = subtract_mean(leaf.to(device, torch.float64), self.scale**0.5 if self.squared else self.scale)
         i, j = self.furthest
         square = (x[i] - x[j]).square().sum()

@@ -81,7 +81,7 @@ class FactoredDistances(ScaledDistances):
         )
         return self._with(_F=F, leaf=leaf, _signed=signed)
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         # Factors that were given never come from points.
         found = constant(self, device)
         return found if self.leaf is None else replace(found, tensor=leaf.to(found.tensor) / self.scale**0.5)

@@ -184,7 +184,7 @@ class HeatDistances(ScaledDistances):
     def _rescale_storage(self, ratio: float) -> HeatDistances:
         return self._with(_space=self._space._rescale_storage(ratio))
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         points = leaf.to(device)
         if self.landmarks is None:
             D = self.traced_rows(points, torch.arange(self.size)) / self.scale

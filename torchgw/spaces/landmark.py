@@ -109,7 +109,7 @@ class LandmarkDistances(FactoredDistances):
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         points = leaf.to(device, torch.float64)
         return trace_landmarks(trace_paths(points, k, self.scale, self.landmarks).T, self, self.landmarks)
 

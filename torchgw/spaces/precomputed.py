@@ -104,7 +104,7 @@ class PrecomputedDistances(ScaledDistances):
     def rows(self, index: Tensor) -> Tensor:
         return self.matrix[index]
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         leaf = leaf.to(device, torch.float64)
         if leaf.shape != self.matrix.shape:
             return trace_all_pairs(self, leaf, k)

@@ -88,7 +88,7 @@ class DijkstraDistances(ScaledDistances):
     def _rescale_storage(self, ratio: float) -> DijkstraDistances:
         return self._with()  # rows are divided when they are asked for
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         return trace_all_pairs(self, leaf.to(device, torch.float64), k)
 
     def rows(self, index: Tensor) -> Tensor:

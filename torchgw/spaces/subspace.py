@@ -88,7 +88,7 @@ class Subspace(ScaledDistances):
         known = self.whole.factors()
         return None if known is None else (known[0][self.index] * self.ratio**0.5, known[1])
 
-    def traced(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         found, index = make_one_differentiable(self.whole, leaf, k, device), self.index.to(device)
         if found.factors is None:
             matrix = found.dense(device)[index][:, index] * self.ratio

@@ -136,18 +136,18 @@ def _growths(
 
 
 def make_one_differentiable(space: Any, given: object, k: int | None, device: torch.device) -> DifferentiableDistances:
-    """One space, in float64, by its own ``traced``; constants where there is none, or no gradient.
+    """One space, in float64, by its own ``trace``; constants where there is none, or no gradient.
 
-    ``traced(leaf, k, device)`` gives scaled distances as an expression of the
+    ``trace(leaf, k, device)`` gives scaled distances as an expression of the
     tensor ``leaf`` that they came from. If these are points, ``k`` is that of their
     neighbour graph.
     """
     leaf = getattr(space, "leaf", None)
     if isinstance(given, Tensor) and given.requires_grad:  # the user's, where what was given passed a gate
         leaf = given
-    if leaf is None or not hasattr(space, "traced"):
+    if leaf is None or not hasattr(space, "trace"):
         return constant(space, device)
-    found: DifferentiableDistances = space.traced(leaf, k, device)
+    found: DifferentiableDistances = space.trace(leaf, k, device)
     return found
 
 
