@@ -23,10 +23,9 @@ from torchgw.kernels.shortest_paths.searches import Searches
 from torchgw.options import SpaceOptions
 from torchgw.request import limits
 from torchgw.spaces import device_graph
-from torchgw.spaces.device_graph import DeviceGraph
+from torchgw.spaces.device_graph import DeviceGraph, DeviceSearch, finish_searches
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.graph import build_graph, neighbour_graph
-from torchgw.spaces.on_device import DeviceSearch, finish_searches
 from torchgw.spaces.prepare import InputSpace, make_providers
 from torchgw.types import DistanceProvider, GraphWarning
 

@@ -16,10 +16,17 @@ from torch import Tensor
 import torchgw
 from tests.problems import all_rows
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.spaces import heat, heat_kernel
+from torchgw.spaces import heat
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.heat import HeatDistances
-from torchgw.spaces.heat_kernel import build_edge_topology, dense_rows, heat_rows, log_diagonal, log_kernel, steps_for
+from torchgw.spaces.heat import (
+    HeatDistances,
+    build_edge_topology,
+    dense_rows,
+    heat_rows,
+    log_diagonal,
+    log_kernel,
+    steps_for,
+)
 from torchgw.spaces.landmark import LandmarkDistances
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.types import Array, DistanceProvider, GraphWarning, PrecisionWarning
@@ -249,7 +256,7 @@ def test_chunks_change_nothing(factored: HeatDistances, monkeypatch: pytest.Monk
     points = torch.from_numpy(make_swiss_roll(1200)[0]).requires_grad_()
     whole = factored.traced_rows(points, sources)
     (expected,) = torch.autograd.grad(whole.sum(), points)
-    monkeypatch.setattr(heat_kernel, "BASIS_ENTRIES", 6 * 1200 * factored.n_steps)
+    monkeypatch.setattr(heat, "BASIS_ENTRIES", 6 * 1200 * factored.n_steps)
     parts = factored.traced_rows(points, sources)
     (found,) = torch.autograd.grad(parts.sum(), points)
     torch.testing.assert_close(parts, whole, atol=1e-8, rtol=0)

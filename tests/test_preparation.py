@@ -20,10 +20,9 @@ from torchgw import LandmarkDistances, gw_pairwise, validate
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.options import SpaceOptions
 from torchgw.request.spaces import check_space
-from torchgw.spaces import edges, farthest, landmark, neighbours, prepare, shortcuts
-from torchgw.spaces.graph import build_graph, neighbour_graph
+from torchgw.spaces import farthest, landmark, neighbours, prepare
+from torchgw.spaces.graph import DETOUR, build_graph, neighbour_graph, short_cuts
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
-from torchgw.spaces.shortcuts import DETOUR, short_cuts
 from torchgw.types import Array, GraphWarning
 
 CPU = torch.device("cpu")
@@ -72,7 +71,7 @@ def test_short_cuts_are_those_of_the_definition(cloud: Callable[[int], Array]) -
     total = 0
     for seed in range(24 if cloud is noisy_roll else 8):
         points, k = cloud(seed), 5 + seed % 6
-        pattern = edges.union(neighbours.nearest(points, k))
+        pattern = neighbours.union(neighbours.nearest(points, k))
         graph = csr_matrix((np.ones(pattern.nnz), pattern.indices, pattern.indptr), shape=pattern.shape)
         row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))
         graph.data = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
@@ -94,9 +93,9 @@ def test_a_way_round_is_found_when_the_straight_direction_is_a_dead_end() -> Non
     for factor, n_cut in ((1.001, 0), (0.999, 1)):
         source, target = np.append(ring[:, 0], 3), np.append(ring[:, 1], 4)
         lengths = np.append(length, factor * way / DETOUR)
-        graph = edges.from_edges(9, source, target, lengths)
+        graph = neighbours.from_edges(9, source, target, lengths)
         mutual = np.ones(graph.nnz, dtype=bool)
-        mutual[edges.entry_positions(graph, np.array([3, 4]), np.array([4, 3]))] = False
+        mutual[neighbours.entry_positions(graph, np.array([3, 4]), np.array([4, 3]))] = False
         assert len(short_cuts(graph, mutual, points)) == n_cut
 
 
@@ -104,36 +103,36 @@ def test_a_way_round_is_found_when_the_straight_direction_is_a_dead_end() -> Non
 def test_two_trusted_edges_save_an_edge_when_they_are_short_enough(length: float, n_cut: int) -> None:
     """0 - 2 and 2 - 1 are trusted, the latter through 3; 0 - 1, of length 1, is not."""
     ends = np.array([[0, 1], [0, 2], [2, 1], [2, 3], [3, 1]])
-    graph = edges.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
+    graph = neighbours.from_edges(4, ends[:, 0], ends[:, 1], np.array([1.0, length, length, 2.0, 2.0]))
     mutual = np.ones(graph.nnz, dtype=bool)
-    mutual[edges.entry_positions(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
+    mutual[neighbours.entry_positions(graph, np.array([0, 1, 1, 2]), np.array([1, 0, 2, 1]))] = False
     assert len(short_cuts(graph, mutual, np.zeros((4, 1)))) == n_cut
 
 
 def test_paths_of_two_edges_are_the_shortest_and_may_have_length_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edges, "BLOCK_PAIRS", 97)
+    monkeypatch.setattr(neighbours, "BLOCK_PAIRS", 97)
     rng = np.random.default_rng(1)
     n = 40
     source, target = rng.integers(0, n, size=(2, 150))
     keep = source != target
     length = rng.choice([0.0, 0.5, 1.0, 3.0], size=150)
-    graph = edges.from_edges(n, source[keep], target[keep], length[keep])
+    graph = neighbours.from_edges(n, source[keep], target[keep], length[keep])
     dense = np.full((n, n), np.inf)
     coo = graph.tocoo()
     dense[coo.row, coo.col] = coo.data
     expected = (dense[:, :, None] + dense[None]).min(1)
     i, j = (index.ravel() for index in np.indices((n, n)))
-    np.testing.assert_allclose(edges.two_edges(graph, i, j), expected.ravel(), atol=1e-300)
+    np.testing.assert_allclose(neighbours.two_edges(graph, i, j), expected.ravel(), atol=1e-300)
     assert (expected[np.isfinite(expected)] == 0).any()
 
 
 def test_entries_are_found_and_edges_added_keep_zero_lengths() -> None:
-    graph = edges.from_edges(6, np.array([0, 0, 2, 4]), np.array([1, 3, 3, 3]), np.array([0.0, 2.0, 1.0, 4.0]))
+    graph = neighbours.from_edges(6, np.array([0, 0, 2, 4]), np.array([1, 3, 3, 3]), np.array([0.0, 2.0, 1.0, 4.0]))
     row, column = graph.tocoo().coords
-    np.testing.assert_array_equal(edges.entry_positions(graph, row, column), np.arange(graph.nnz))
+    np.testing.assert_array_equal(neighbours.entry_positions(graph, row, column), np.arange(graph.nnz))
     more = np.array([5, 1]), np.array([0, 2]), np.array([0.0, 7.0])
-    added = edges.from_edges(6, *more)
-    larger = edges.from_edges(6, *map(np.concatenate, zip(edges.to_edges(graph), more, strict=True)))
+    added = neighbours.from_edges(6, *more)
+    larger = neighbours.from_edges(6, *map(np.concatenate, zip(neighbours.to_edges(graph), more, strict=True)))
     assert larger.has_sorted_indices
     assert larger.nnz == graph.nnz + added.nnz
     np.testing.assert_array_equal(larger.toarray(), (graph + added).toarray())
@@ -151,9 +150,7 @@ def test_neighbours_are_the_nearest_in_any_dimension(dimension: int, monkeypatch
 
 
 @pytest.mark.parametrize("outlier", [1.0, 1e9, 1e12])
-@pytest.mark.parametrize("block", [200, 2**24])
-def test_near_points_of_a_cloud_that_reaches_far(outlier: float, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "PAIRS", block)
+def test_near_points_of_a_cloud_that_reaches_far(outlier: float) -> None:
     rng = np.random.default_rng(7)
     points = np.concatenate((rng.normal(size=(120, 20)), np.full((1, 20), outlier)))
     known = cdist(points, points)
@@ -286,7 +283,7 @@ def random_graph(n: int, density: float, seed: int, zeros: bool = False) -> Any:
     upper = random_matrix(n, n, density, format="coo", random_state=rng)
     length = np.where(rng.uniform(size=upper.nnz) < 0.3, 0.0, upper.data) if zeros else upper.data
     keep = upper.row != upper.col
-    return edges.from_edges(n, upper.row[keep], upper.col[keep], length[keep])
+    return neighbours.from_edges(n, upper.row[keep], upper.col[keep], length[keep])
 
 
 def test_matrices_are_mended_in_blocks_and_those_without_fault_taken_as_they_are(
@@ -328,11 +325,11 @@ def test_points_that_are_there_several_times_change_no_distance(dimension: int, 
 
 def test_edges_of_length_zero_are_no_short_cuts_and_searched_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.repeat(np.random.default_rng(0).normal(size=(6, 3)), 60, axis=0)
-    pattern = edges.union(neighbours.nearest(points, 9))
+    pattern = neighbours.union(neighbours.nearest(points, 9))
     row = np.repeat(np.arange(len(points)), np.diff(pattern.indptr))
     gap = np.linalg.norm(points[row] - points[pattern.indices], axis=1)
     graph = csr_matrix((gap, pattern.indices, pattern.indptr), shape=pattern.shape)
     assert not gap.any()
     assert (pattern.data == 1).sum() > 1000
-    monkeypatch.setattr(shortcuts, "_find_short_cuts", None)
+    monkeypatch.setattr("torchgw.spaces.graph._find_short_cuts", None)
     assert len(short_cuts(graph, pattern.data == 2, points)) == 0

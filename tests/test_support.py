@@ -43,7 +43,7 @@ from torchgw import (
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.distributed.inputs import is_in_file, load_spaces
 from torchgw.estimator import GromovWasserstein
-from torchgw.spaces.resolution import explain_unresolved_points
+from torchgw.spaces.resolution import explain_unresolved_points, sample_differences
 from torchgw.spaces.subspace import subspace
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchgw.types.TorchGWWarning")
@@ -419,7 +419,8 @@ def test_landmark_distances_of_points_with_mass_stay_landmark_distances() -> Non
     assert part.scale == pytest.approx(alone.scale)
     torch.testing.assert_close(part.rows(torch.arange(N)), alone.rows(torch.arange(N)), rtol=0, atol=1e-2)
     assert set(part.landmarks.tolist()) == set(range(N))
-    (said,) = explain_unresolved_points(["X"], [part], [torch.from_numpy(P)])
+    mass = [torch.from_numpy(P)]
+    (said,) = explain_unresolved_points(["X"], [part], mass, *sample_differences([part], mass))
     assert said.startswith("landmark distances, which are right to 0.001")
     factors, again = part.factors(), part.factors()
     assert factors is not None

@@ -76,10 +76,10 @@ def factors(
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """F, signs and residual."""
     stored = PrecomputedDistances.stored_matrix(D, 1.0)
-    found = approximate_distances(stored, m, torch.Generator().manual_seed(0), residual, most)
-    own = found.space.factors()
+    space, left = approximate_distances(stored, m, torch.Generator().manual_seed(0), residual, most)
+    own = space.factors()
     assert own is not None
-    return *own, found.residual
+    return *own, left
 
 
 @pytest.mark.parametrize(("n", "d"), [(63, 2), (301, 10)])

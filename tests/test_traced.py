@@ -197,9 +197,7 @@ def test_the_pair_found_by_sweeps_carries_the_scale(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_largest_distance_short_of_the_diameter_carries_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "torchgw.spaces.dijkstra.estimate_diameter", lambda graph: shortest_paths.estimate_diameter(graph, n_sweeps=1)
-    )
+    monkeypatch.setattr(shortest_paths, "SWEEPS", 1)
     leaf, options = cloud(N, 2).requires_grad_(), SpaceOptions(k=4)
     made = providers((leaf, leaf), "dijkstra", options)
     assert float(all_rows(made[0]).max()) > 1.01
@@ -265,7 +263,7 @@ def test_factors_that_stand_for_no_distances_depend_on_no_points() -> None:
 
 def test_a_provider_may_say_itself_how_it_depends_on_its_leaf() -> None:
     class Own(EuclideanDistances):
-        def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
+        def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
             return DifferentiableDistances(leaf.sum() * torch.ones(2, 2, dtype=torch.float64))
 
     space = Own(cloud(2).requires_grad_())

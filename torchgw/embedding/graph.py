@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.spaces.edges import components, symmetrise_edges, union
 from torchgw.spaces.graph import GraphReport, build_graph, candidates
+from torchgw.spaces.neighbours import components, symmetrise_edges, union
 from torchgw.types import Array, Coupling
 
 READ = 1e-6

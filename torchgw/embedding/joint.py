@@ -33,8 +33,8 @@ from torchgw.kernels.sampling import make_generator
 from torchgw.runtime.caller import warn_caller
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.runtime.surroundings import isolate
-from torchgw.spaces.edges import components, symmetrise_edges
 from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.neighbours import components, symmetrise_edges
 from torchgw.types import Array, ConvergenceWarning, Coupling, GraphWarning, RandomState
 
 logger = logging.getLogger("torchgw")

@@ -20,9 +20,10 @@ from torchgw.request.names import check_names
 from torchgw.request.spaces import DISTANCES, check_space, warn_of_adjacencies
 from torchgw.request.support import restrict_space
 from torchgw.runtime.caller import warn_caller
+from torchgw.runtime.transfer import to_host
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.prepare import InputSpace, make_many_providers
-from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
+from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points, sample_differences
 from torchgw.types import Array, DistanceProvider, PrecisionWarning, is_graph
 
 LARGEST = 1000  # points of a space whose pairs are solved in batches
@@ -205,7 +206,9 @@ def _make_matrices(
     made = make_many_providers(checked, options.spaces)[0]
     numbers = [torch.from_numpy(np.flatnonzero(mass)) for mass in masses]
     positive = [torch.from_numpy(mass)[index] for mass, index in zip(masses, numbers, strict=True)]
-    found = explain_unresolved_points([space.name for space in checked], made, positive, numbers)
+    rows, apart = sample_differences(made, positive)
+    names = [space.name for space in checked]
+    found = explain_unresolved_points(names, made, positive, rows, to_host(*apart), numbers)
     found += map(explain_rounded_coordinates, checked, entries)
     if lost := [text for text in found if text]:
         more = f" (and so for {len(lost) - 1} other spaces)" if len(lost) > 1 else ""

@@ -30,9 +30,10 @@ from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.device_graph import DeviceGraph, search_bytes
 from torchgw.spaces.device_neighbours import build_bytes, count_neighbours
-from torchgw.spaces.edges import components
+from torchgw.spaces.neighbours import components
 from torchgw.spaces.prepare import InputSpace, OnDevice
 from torchgw.strategies.within_memory import DENSE_BYTES
+from torchgw.types import is_provider, multiplies
 
 logger = logging.getLogger("torchgw")
 
@@ -205,7 +206,7 @@ def reason_against_exact(spaces: Sequence[InputSpace], device: torch.device, opt
 
 def _needs_no_matrix(space: InputSpace, options: GWOptions) -> bool:
     """Whether a space needs no matrix, as others than the square of its entries do."""
-    return space.has_products and options.loss == "square"
+    return options.loss == "square" and is_provider(space.data) and multiplies(space.data)
 
 
 def advise_without_matrix(kind: str) -> str:

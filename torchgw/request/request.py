@@ -84,7 +84,7 @@ from torchgw.runtime.threads import threads_for
 from torchgw.solvers.linear_oracle import has_vertex_solver
 from torchgw.spaces.coarsening import SCATTERED, WIDE, measure_coverage
 from torchgw.spaces.prepare import InputSpace, OnDevice
-from torchgw.spaces.resolution import explain_from_sample, explain_rounded_coordinates
+from torchgw.spaces.resolution import explain_rounded_coordinates, explain_unresolved_points
 from torchgw.spaces.scale import compute_squared_diameter
 from torchgw.types import AUTO, Array, Callback, DistanceProvider, Epsilon, RandomState
 
@@ -202,7 +202,7 @@ class Request:
         """Which points of spaces and features rounding does not tell apart; of spaces by what
         `torchgw.spaces.resolution.sample_differences` returned, the differences on the host."""
         names, numbers = [side.name for side in self.spaces], None if self.support is None else self.support.sides
-        found = explain_from_sample(names, spaces, self.model.masses, rows, apart, numbers)
+        found = explain_unresolved_points(names, spaces, self.model.masses, rows, apart, numbers)
         found += map(
             explain_rounded_coordinates, self.spaces, (self.differentiable_inputs.X, self.differentiable_inputs.Y)
         )

@@ -20,7 +20,7 @@ from torchgw.objective.features import FeatureCost, features_of
 from torchgw.objective.supervision import Supervision, pairs_between
 from torchgw.request.objective import check_cost
 from torchgw.request.spaces import geodesic_kind
-from torchgw.spaces.edges import components
+from torchgw.spaces.neighbours import components
 from torchgw.spaces.prepare import ON_GRAPHS, InputSpace
 from torchgw.spaces.subspace import subspace
 from torchgw.types import AUTO, Array, is_graph, is_provider

@@ -1,7 +1,8 @@
 """A graph's adjacency, a similarity, or any other square matrix of costs, taken as it is.
 
-D = A / max |A|: weights, a diagonal, negative entries and directions count as they stand. Entries say nothing of
-nearness: most points of a graph are at 0 from each other. A sparse A stays sparse; absent entries are zeros.
+D = A / max |A|: weights, a diagonal, negative entries and directions count as they
+stand. Entries say nothing of nearness: most points of a graph are at 0 from each
+other. A sparse A stays sparse; absent entries are zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
 from torchgw import validate
-from torchgw.options import SpaceOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.scale import ScaledDistances, positive_scale
@@ -31,17 +31,20 @@ class AdjacencyDistances(ScaledDistances):
 
     Parameters
     ----------
-    A : (N, N), real and finite, not all zero: an array or tensor; or a SciPy sparse matrix or a networkx graph, which
-        stay sparse. Of a graph of networkx: nodes in their order, and parallel edges added up.
+    A : (N, N), real and finite, not all zero: an array or tensor; or a SciPy sparse
+        matrix or a networkx graph, which stay sparse. Of a graph of networkx: nodes
+        in their order, and parallel edges added up.
     name : what the argument is called in error messages.
-    weight : the attribute of edges of a graph of networkx that counts, see `SpaceOptions`.
+    weight : the attribute of edges of a graph of networkx that counts, see
+        `SpaceOptions`.
 
     Attributes
     ----------
     largest : the largest absolute entry, before scaling.
     fixed : whether the scale was set by `with_scale`.
     leaf : A, where it is a tensor that requires gradients.
-    symmetric : whether A is its own transpose; without that (directed graphs) solves are dense, with exact gradients.
+    symmetric : whether A is its own transpose; without that (directed graphs)
+        solves are dense, with exact gradients.
     negative : whether an entry is below zero; "kl" takes no such ones.
     metric : False: the search goes by no landmarks.
 
@@ -52,7 +55,8 @@ class AdjacencyDistances(ScaledDistances):
 
     Notes
     -----
-    O(nnz) memory of a sparse A, twice that of an asymmetric one, and O(nnz d) for a product with d columns.
+    O(nnz) memory of a sparse A, twice that of an asymmetric one, and O(nnz d) for a
+    product with d columns.
     """
 
     metric = False
@@ -142,7 +146,8 @@ class AdjacencyDistances(ScaledDistances):
     def rows(self, index: Tensor) -> Tensor:
         if not self.sparse:
             return self._D[index]
-        # A row at a time would be a kernel each; a product with unit vectors takes the columns of the transpose.
+        # A row at a time would be a kernel each; a product with unit vectors takes
+        # the columns of the transpose.
         units = torch.zeros(self.size, len(index), dtype=self._D.dtype, device=self._D.device)
         units[index, torch.arange(len(index), device=index.device)] = 1.0
         return self.apply(units, 0).T
@@ -157,8 +162,7 @@ class AdjacencyDistances(ScaledDistances):
         """The squares of all scaled entries."""
         return self._map_matrix(lambda matrix: _entrywise(matrix, Tensor.square))
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
-        """The scaled entries as an expression of those that were given."""
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
         unit = leaf.to(device, torch.float64) / self.scale
         unit = (unit + unit.T) / 2 if self.symmetric else unit
         return DifferentiableDistances(unit, growth=growth_of(unit))

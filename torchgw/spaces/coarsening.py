@@ -3,17 +3,21 @@
     farthest points | k-means++ draws | random draws  ->  medoids, each with the points that are nearest to it
     bisection | k-means (`torchgw.search.every_point`)  ->  cells, each with the mean of its points' features
 
-The features of a point are its distances to all points, or factors of these. A mean of signed factors is again a point
-of a factored space. Cells of bisection are halved across their direction of largest variance, so they have nearly equal
-numbers of points and are as round as halving allows. The mean of such a cell is a quadrature node of second order for
-any smooth function of the features: the linear part of the error cancels within the cell.
+The features of a point are its distances to all points, or factors of these. A mean
+of signed factors is again a point of a factored space. Cells of bisection are
+halved across their direction of largest variance, so they have nearly equal numbers
+of points and are as round as halving allows. The mean of such a cell is a
+quadrature node of second order for any smooth function of the features: the linear
+part of the error cancels within the cell.
 
-Which points are medoids matters. Farthest points cover curves and surfaces best, but they are outliers. On distances of
-few values they can suggest a wrong matching that landmarks spread like the mass do not. The search mixes kinds.
+Which points are medoids matters. Farthest points cover curves and surfaces best,
+but they are outliers. On distances of few values they can suggest a wrong matching
+that landmarks spread like the mass do not. The search mixes kinds.
 
-Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985; D. Arthur, S. Vassilvitskii,
-"k-means++: the advantages of careful seeding", 2007, in rounds as in B. Bahmani et al., "Scalable k-means++", 2012;
-D. Boley, "Principal direction divisive partitioning", 1998, with medians for balance.
+Sources: T. Gonzalez, "Clustering to minimize the maximum intercluster distance",
+1985; D. Arthur, S. Vassilvitskii, "k-means++: the advantages of careful seeding",
+2007, in rounds as in B. Bahmani et al., "Scalable k-means++", 2012; D. Boley,
+"Principal direction divisive partitioning", 1998, with medians for balance.
 """
 
 from __future__ import annotations
@@ -38,13 +42,9 @@ from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
 
 KINDS = ("farthest", "spread", "random")
-ROUNDS = 10
-FEW = 64
-# Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane 0.01 to 0.02, in 3, 5, 10 dimensions
-# 0.07, 0.2, 0.35.
+# Coverage by so many: of curves up to 0.006, of surfaces and clouds in the plane
+# 0.01 to 0.02, in 3, 5, 10 dimensions 0.07, 0.2, 0.35.
 WIDE, SCATTERED = 0.008, 0.05
-BEHIND = 1e-150  # of a weight: what is drawn when nothing else is left
-LONGEST_STEP = 3.0  # of a tree between landmarks, over the radius that they cover: beyond, points are in pieces
 BLOCK_POINTS = 2**16
 
 
@@ -68,8 +68,8 @@ class Cells:
 
     @as_cuda_graph()
     def means(self, values: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """Averages (count, d) of values (N, d), the ranks' shares, weighted by ``mass`` (N,) > 0, summed in the wider
-        of both precisions."""
+        """Averages (count, d) of values (N, d), the ranks' shares, weighted by
+        ``mass`` (N,) > 0, summed in the wider of both precisions."""
         norm = self.sums(mass)
         out = values.new_zeros(self.count, values.shape[1], dtype=torch.promote_types(values.dtype, mass.dtype))
         label, weight = ranks.own(self.label), ranks.own(mass)
@@ -78,8 +78,8 @@ class Cells:
         return round_sums(ranks.sum(out) / norm[:, None], values.dtype)
 
     def nearest(self, values: Tensor, centres: Tensor, ranks: Ranks = ALONE) -> Tensor:
-        """For each cell the index of its point whose values (N, d), the ranks' shares, are closest to the centre,
-        (count,)."""
+        """For each cell the index of its point whose values (N, d), the ranks'
+        shares, are closest to the centre, (count,)."""
         size = points_at_once(values.shape[1], values.device, BLOCK_POINTS)
         labels = torch.split(ranks.own(self.label), size)
         distance = torch.cat(
@@ -104,8 +104,10 @@ class Coarsening(Cells):
     ----------
     mass : (n,), of the cells.
     medoids : (n,), the most central point of each cell.
-    features : (n, d), of the representatives: scaled distances (n, N) to all points, or factors of these.
-    space : the distances between representatives; None where these are neither factored nor stored.
+    features : (n, d), of the representatives: scaled distances (n, N) to all
+        points, or factors of these.
+    space : the distances between representatives; None where these are neither
+        factored nor stored.
     """
 
     mass: Tensor
@@ -140,8 +142,8 @@ class Coarsening(Cells):
         return replace(self, label=self.label[index], features=self.features[:, index])
 
     def distances_between(self, one: Tensor, other: Tensor) -> Tensor:
-        """Distances (..., n) between the points ``one`` and ``other``, shapes that broadcast, by way of the
-        representative of ``one``."""
+        """Distances (..., n) between the points ``one`` and ``other``, shapes that
+        broadcast, by way of the representative of ``one``."""
         found = self.features[self.label[one], other].clamp_min(0.0)
         return found.masked_fill(one == other, 0.0)
 
@@ -169,15 +171,16 @@ def bisect(
     Parameters
     ----------
     features : (N, d).
-    unit : while a cell has more than ``unit`` points it is cut at a multiple of it, so that runs of ``unit`` points in
-        the order never straddle two cells.
+    unit : while a cell has more than ``unit`` points it is cut at a multiple of it,
+        so that runs of ``unit`` points in the order never straddle two cells.
     backend : of `torchgw.kernels.principal_directions`.
     n, ranks : N, where the features are the ranks' shares.
 
     Notes
     -----
-    O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most 32 points of each cell. On a GPU a
-    level is two launches: one that finds keys, and one that sorts them.
+    O(N (d + log N)) for each of log2(n_cells) levels; directions come from at most
+    32 points of each cell. On a GPU a level is two launches: one that finds keys,
+    and one that sorts them.
     """
     n = len(features) if n is None else n
     levels = [torch.tensor([0, n], device="cpu")]  # where cells end depends on their numbers alone: the host knows
@@ -227,16 +230,15 @@ def choose_landmarks(
 ) -> Coarsening:
     """At most ``count`` medoids, of a kind out of `KINDS`; all points when there are not more.
 
-    ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index that farthest points begin with. The
-    points ``named`` are medoids in any case, beyond the count: as many of them as that at the most.
+    ``mass`` (N,), above zero, is in the dtype of the space; ``first`` is the index
+    that farthest points begin with. The points ``named`` are medoids in any case,
+    beyond the count: as many of them as that at the most.
     """
-    rounds = -(-count // max(count // ROUNDS, 1)) if kind == "spread" else 1
-    draws: Tensor | torch.Generator | None = None
+    draws = None
     if kind != "farthest" and len(mass) > count:
-        draws = generator
-        if mass.is_cuda and (space.stored or space.factors() is not None):  # a graph draws nothing
-            draws = torch.rand((rounds, len(mass)), generator=generator, device=mass.device, dtype=torch.float64)
-    index, rows = _choose_medoids(without_scale(space), mass, count, first, rounds, draws)
+        rounds = -(-count // max(count // 10, 1)) if kind == "spread" else 1
+        draws = torch.rand((rounds, len(mass)), generator=generator, device=mass.device, dtype=torch.float64)
+    index, rows = _choose_medoids(without_scale(space), mass, count, first, draws)
     own = type(space).__module__.startswith("torchgw.")  # whose rows are finite; looking would wait for the device
     if not own and not bool(rows.isfinite().all()):
         raise ValueError(f"{type(space).__name__}.rows must give finite distances, got NaN or infinite ones")
@@ -259,19 +261,15 @@ def assign_to_medoids(index: Tensor, rows: Tensor, mass: Tensor) -> Coarsening:
 
 @as_cuda_graph()
 def _choose_medoids(
-    space: DistanceProvider,
-    mass: Tensor,
-    count: int,
-    first: Tensor | None,
-    rounds: int,
-    draws: Tensor | torch.Generator | None,
+    space: DistanceProvider, mass: Tensor, count: int, first: Tensor | None, draws: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The medoids (n,) and their rows (n, N): drawn by uniform numbers (rounds, N) or a generator of such, or without
-    these each the point farthest from those before it.
+    """The medoids (n,) and their rows (n, N): drawn by uniform numbers (rounds, N),
+    or without these each the point farthest from those before it.
 
-    Each round draws as many in proportion to mass times squared distance from those before: k-means++ in few rounds, as
-    rows of a space may each be a shortest-path search, and many at once cost less. Medoids of stored distances are
-    drawn one by one (`torchgw.solvers.low_rank.group_cells`).
+    Each round draws as many in proportion to mass times squared distance from those
+    before: k-means++ in few rounds, as rows of a space may each be a shortest-path
+    search, and many at once cost less. Medoids of stored distances are drawn one by
+    one (`torchgw.solvers.low_rank.group_cells`).
     """
     if len(mass) <= count:
         every = torch.arange(len(mass), device=mass.device)
@@ -285,24 +283,21 @@ def _choose_medoids(
         if draws is None:
             new = nearest.argmax(0, keepdim=True) if rows or first is None else first[None]
         else:
-            if isinstance(draws, Tensor):
-                uniform = draws[len(rows)]
-            else:
-                uniform = torch.rand(mass.shape, generator=draws, device=mass.device, dtype=torch.float64)
             left = mass.index_fill(0, chosen, 0.0)
             weight = left * nearest.clamp_min(0.0).square() if rows else mass
-            new = _draw_distinct(uniform, weight, left, min(-(-count // rounds), count - len(chosen)))
+            new = _draw_distinct(draws[len(rows)], weight, left, min(-(-count // len(draws)), count - len(chosen)))
         rows.append(space.rows(new))
         chosen, nearest = torch.cat((chosen, new)), torch.minimum(nearest, rows[-1].amin(0)).index_fill(0, new, -1.0)
     return chosen, torch.cat(rows)
 
 
 def _draw_distinct(uniform: Tensor, weight: Tensor, other: Tensor, count: int) -> Tensor:
-    """Distinct indices (count,) drawn by uniform numbers (N,) in proportion to ``weight`` (N,): those whose exponential
-    clocks of these rates ring first. Where too few of it are positive, the rest by the ``other`` weights, of which at
-    least so many are."""
+    """Distinct indices (count,) drawn by uniform numbers (N,) in proportion to
+    ``weight`` (N,): those whose exponential clocks of these rates ring first. Where
+    too few of it are positive, the rest by the ``other`` weights, of which at least
+    so many are."""
     rate = weight.to(torch.float64)
-    rate = torch.where(rate > 0, rate, other.to(torch.float64) * BEHIND)
+    rate = torch.where(rate > 0, rate, other.to(torch.float64) * 1e-150)
     return uniform.clamp_min(1e-300).log_().div_(rate).topk(count).indices
 
 
@@ -313,11 +308,12 @@ def coverage(landmarks: Coarsening, mass: Tensor) -> Tensor:
 
 
 def unlikeness(landmarks: Coarsening, mass: Tensor) -> Tensor:
-    """Mean square difference between a point's distances to all landmarks and those of its nearest landmark, relative
-    to that between two random points, ().
+    """Mean square difference between a point's distances to all landmarks and those
+    of its nearest landmark, relative to that between two random points, ().
 
-    In a metric space it is at most the coverage. In an adjacency most distances are zero, which the coverage takes for
-    nearness; only this says how little landmarks mean.
+    In a metric space it is at most the coverage. In an adjacency most distances are
+    zero, which the coverage takes for nearness; only this says how little landmarks
+    mean.
     """
     seen = landmarks.mass @ ((landmarks.features - landmarks.distances[:, landmarks.label]).square() @ mass)
     return seen / _mean_square_distance(landmarks, mass)
@@ -330,31 +326,33 @@ def _mean_square_distance(landmarks: Coarsening, mass: Tensor) -> Tensor:
 
 
 def measure_coverage(spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]) -> tuple[float, bool]:
-    """The coverage by about sixty landmarks of the space that they cover worst, and whether the points of each space
-    lie along a curve in one piece.
+    """The coverage by about sixty landmarks of the space that they cover worst, and
+    whether the points of each space lie along a curve in one piece.
 
-    Above `WIDE` points lie on no curve, above `SCATTERED` on no surface either, and cells mean little. Clusters are
-    covered as well as a curve, but the steps of a tree between their landmarks are 4 to 40 times as long as the radius
-    that these cover; of curves, surfaces and clouds the longest is 1.3 to 3 times (measured, 200 to 5000 points).
+    Above `WIDE` points lie on no curve, above `SCATTERED` on no surface either, and
+    cells mean little. Clusters are covered as well as a curve, but the steps of a
+    tree between their landmarks are 4 to 40 times as long as the radius that these
+    cover; of curves, surfaces and clouds the longest is 1.3 to 3 times, beyond are
+    pieces (measured, 200 to 5000 points).
     """
     from scipy.sparse.csgraph import minimum_spanning_tree  # late: it takes long to import
 
     sides = [
-        (choose_landmarks(space.to(mass.device, mass.dtype), mass, KINDS[0], FEW, torch.Generator(mass.device)), mass)
+        (choose_landmarks(space.to(mass.device, mass.dtype), mass, KINDS[0], 64, torch.Generator(mass.device)), mass)
         for space, mass in zip(spaces, masses, strict=True)
     ]
     found, along = to_host(*_read_coverage(sides)), True
     for mass, covered, radius, distances in zip(masses, *(found[part::3] for part in range(3)), strict=True):
         steps, others = minimum_spanning_tree(distances.numpy()).data, 1 - len(distances) / len(mass)
         dense = others > 0 and float(covered) <= WIDE * others
-        along = along and dense and len(steps) > 0 and float(steps.max()) <= LONGEST_STEP * float(radius)
+        along = along and dense and len(steps) > 0 and float(steps.max()) <= 3 * float(radius)
     return max(map(float, found[::3])), along
 
 
 @as_cuda_graph()
 def _read_coverage(sides: Sequence[tuple[Coarsening, Tensor]]) -> list[Tensor]:
-    """Of each space, by landmarks and masses (N,), the coverage (), the radius () that landmarks cover, and the
-    distances (L, L) between them."""
+    """Of each space, by landmarks and masses (N,), the coverage (), the radius ()
+    that landmarks cover, and the distances (L, L) between them."""
     known = list[Tensor]()
     for landmarks, mass in sides:
         known += [coverage(landmarks, mass), landmarks.features.amin(0).max(), landmarks.distances]

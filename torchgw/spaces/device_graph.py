@@ -1,22 +1,27 @@
 """Graphs whose shortest paths are searched on a GPU, from many points at once.
 
-Farthest-point landmarks come one after the other, each the point farthest from those before it, and a search takes as
-long as a path has edges, tens of thousands along a curve. So landmarks are chosen on a coarser graph, and are searched
-from together: some thousand points, drawn at random, are the centres of cells, the points nearest to each along the
-graph; two cells are as far from each other as their centres are by way of an edge between them,
+Farthest-point landmarks come one after the other, each the point farthest from
+those before it, and a search takes as long as a path has edges, tens of thousands
+along a curve. So landmarks are chosen on a coarser graph, and are searched from
+together: some thousand points, drawn at random, are the centres of cells, the
+points nearest to each along the graph; two cells are as far from each other as
+their centres are by way of an edge between them,
 
     between(a, b) = min over edges (i, j), i in cell a and j in cell b, of  d(a, i) + l_ij + d(j, b),
 
-and all shortest paths between thousands of centres are soon had. The distances from the landmarks are those of the
-whole graph. Nothing is read by the host until all has been queued.
+and all shortest paths between thousands of centres are soon had. The distances from
+the landmarks are those of the whole graph. Nothing is read by the host until all
+has been queued.
 
 Source of the cells: M. Erwig, "The graph Voronoi diagram with applications", 2000.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,19 +29,29 @@ from torch import Tensor
 
 from torchgw.kernels.neighbour_graphs.graphs import GraphKernels
 from torchgw.kernels.shortest_paths.searches import Searches
-from torchgw.runtime.transfer import to_device
+from torchgw.runtime.cuda_graphs import as_cuda_graph
+from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.device_neighbours import BuildRecord, build_neighbour_graph
-from torchgw.spaces.edges import components
-from torchgw.types import Array
+from torchgw.spaces.graph import GraphReport
+from torchgw.spaces.landmark import LandmarkDistances, storage
+from torchgw.spaces.neighbours import components
+from torchgw.spaces.precomputed import PrecomputedDistances
+from torchgw.spaces.resolution import differences, median_ratio, pick_evenly
+from torchgw.spaces.scale import fill_unreachable, without_scale
+from torchgw.types import Array, DistanceProvider
+
+logger = logging.getLogger("torchgw")
 
 CENTRES, FAR = 1024, 256  # of cells that are drawn, and of those farthest from them
-PER_LANDMARK = 4  # of cells at least
 MORE_ROUNDS = 2
+DEVICE_KINDS = ("landmark", "checked", "precomputed")
+FEW_POINTS = 2500  # up to which all pairs are soon had, so that landmarks must be better than not poor
+CHECKED_ROWS = 8  # that tell how accurate factored distances are
 
 
 def count_centres(count: int) -> int:
     """How many cells are drawn where so many landmarks are chosen."""
-    return max(CENTRES, PER_LANDMARK * count)
+    return max(CENTRES, 4 * count)
 
 
 def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) -> int:
@@ -50,8 +65,8 @@ def search_bytes(n: int, entries: int, parts: int, kind: str, n_landmarks: int) 
 class DeviceGraph(NamedTuple):
     """A symmetric graph of N points on a device.
 
-    pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64. There may be more entries than rows
-        hold, and loops of infinite length.
+    pointer, target, length : its CSR rows: (N + 1,) and (E,) int32, (E,) float64.
+        There may be more entries than rows hold, and loops of infinite length.
     parts : (P,) int64, a point of each component, on the host.
     searches : how it is searched.
     degree : how many edges a point has, about.
@@ -86,7 +101,6 @@ class DeviceGraph(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N."""
         return len(self.pointer) - 1
 
     def distances(self, sources: Tensor) -> Tensor:
@@ -113,12 +127,14 @@ class DeviceGraph(NamedTuple):
         return centres[self.searches.farthest(self.searches.cell_distances(*graph, *cells, len(centres)), count)]
 
     def _cells(self, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Centres of cells (M,), the points ``drawn`` and those farthest from them; the distance (N,) of each point to
-        its own, and the number (N,) of that, int32; infinity and M where none is near."""
+        """Centres of cells (M,), the points ``drawn`` and those farthest from them;
+        the distance (N,) of each point to its own, and the number (N,) of that,
+        int32; infinity and M where none is near."""
         n, m = self.size, len(drawn)
         most = m + min(FAR, n - m)
         distance, label = self.length.new_full((n,), torch.inf), self.target.new_full((n,), most)
-        # So many edges are as far as any point is likely to be from a centre, of those of a curve.
+        # So many edges are as far as any point is likely to be from a centre, of
+        # those of a curve.
         edges = n / m * math.log(m) / max(self.degree, 1.0)
         number, centres = torch.arange(most, dtype=label.dtype, device=label.device), list[Tensor]()
         for numbers, rounds in ((number[:m], math.ceil(edges) + MORE_ROUNDS), (number[m:], MORE_ROUNDS)):
@@ -129,3 +145,111 @@ class DeviceGraph(NamedTuple):
             for _ in range(rounds):
                 distance, label = self.searches.spread_labels(self.pointer, self.target, self.length, distance, label)
         return torch.cat(centres), distance, label
+
+
+class DeviceSearch:
+    """A graph whose search a device has begun, and for which nothing waits yet.
+
+    name : of the space.
+    kind : out of `DEVICE_KINDS`, as of `torchgw.spaces.prepare.InputSpace`.
+    graph : there.
+    sources : (M,) int64, the points that it is searched from, landmarks first.
+    rows : (M, N), the distances from them.
+    n_landmarks : how many of them are.
+    """
+
+    def __init__(self, name: str, kind: str, graph: DeviceGraph, n_landmarks: int) -> None:
+        self.name, self.kind, self.graph = name, kind, graph
+        n, device, checked, centres = graph.size, graph.pointer.device, None, None
+        self.n_landmarks = 0
+        if kind != "precomputed":
+            checked = to_device(pick_evenly(n, CHECKED_ROWS), device) if kind == "checked" else None
+            centres, self.n_landmarks = graph.centres(n_landmarks), min(max(n_landmarks, len(graph.parts)), n)
+        alone = graph._replace(parts=(), build_record=None)
+        self.sources, self.rows, self._among, self._largest = _search_graph(alone, centres, checked, self.n_landmarks)
+
+    def host_numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the host must know: the distances between landmarks, the largest one
+        of all, and what tells how the graph was built there."""
+        told = self.sources[:0] if self.graph.build_record is None else self.graph.build_record.summary
+        return self._among, self._largest, told
+
+    def provider(self, among: Tensor, largest: float) -> LandmarkDistances | PrecomputedDistances:
+        """What the distances make, with these numbers; of landmarks in one place the first."""
+        if not self.n_landmarks:
+            return PrecomputedDistances.from_raw(self.rows, largest, self.name)
+        points, rows = self.sources[: self.n_landmarks], self.rows[: self.n_landmarks]
+        kept = ~(among == 0).triu(1).any(0)
+        if not bool(kept.all()):
+            which = kept.nonzero()[:, 0]
+            among, which = among[which][:, which], to_device(which, points.device)
+            points, rows = points[which], rows[which]
+        columns = rows.to(getattr(torch, storage(rows.shape[1]))).T
+        return LandmarkDistances.from_columns(points, columns, among, largest, self.name)
+
+
+@as_cuda_graph()
+def _search_graph(
+    graph: DeviceGraph, centres: Tensor | None, checked: Tensor | None, count: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Points (M,), so many landmarks chosen by ``centres`` and those that are
+    ``checked``, and the distances (M, N) from them; those between landmarks (L, L),
+    and the largest () from one. All pairs without centres."""
+    if centres is None:
+        rows = graph.all_pairs()
+        return graph.target.new_empty(0, dtype=torch.int64), rows, rows[:0, :0], rows.max()
+    points = graph.landmarks(centres, count)
+    sources = points if checked is None else torch.cat((points, checked))
+    rows = graph.distances(sources)
+    return sources, rows, rows[:count, sources[:count]], rows[:count].max()
+
+
+def finish_searches(begun: Sequence[DeviceSearch]) -> list[tuple[DistanceProvider, GraphReport | None] | None]:
+    """Their providers, and what is told of graphs that were built there; None where
+    the CPU is to build one. Numbers of all are read together. Where landmarks are
+    checked and do not serve, all pairs."""
+    made = list[tuple[DistanceProvider, GraphReport | None] | None]()
+    read = to_host(*(number for each in begun for number in each.host_numbers()))
+    for each, among, largest, told in zip(begun, *(read[part::3] for part in range(3)), strict=True):
+        built = each.graph.build_record
+        report = None if built is None else built.make_report(told, each.name)
+        fits = built is None or report is not None
+        made.append((each.provider(among, float(largest)), report) if fits else None)
+    looked = [(i, *found) for i, found in enumerate(made) if found is not None and begun[i].kind == "checked"]
+    measured = list[Tensor]()
+    for i, factored, _ in looked:
+        sources, rows = begun[i].sources[begun[i].n_landmarks :], begun[i].rows[begun[i].n_landmarks :]
+        if len(begun[i].graph.parts) > 1:
+            fill_unreachable(rows, factored.scale)
+        measured += measure_errors(cast(LandmarkDistances, factored), sources, rows)
+    read = to_host(*measured)
+    for (i, factored, report), *errors in zip(looked, *(read[part::3] for part in range(3)), strict=True):
+        if not is_accurate(cast(LandmarkDistances, factored), begun[i].name, *errors):
+            known = begun[i].graph._replace(build_record=None)
+            ((provider, _),) = cast(Any, finish_searches([DeviceSearch(begun[i].name, "precomputed", known, 0)]))
+            made[i] = provider, report
+    return made
+
+
+def measure_errors(factored: LandmarkDistances, sources: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Relative Frobenius error () of factored distances on some rows (M, N) of the
+    graph's, all finite, and the `differences` between those rows."""
+    return _compute_errors(without_scale(factored), sources, rows / factored.scale)
+
+
+@as_cuda_graph()
+def _compute_errors(factored: DistanceProvider, sources: Tensor, true: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    found = torch.linalg.norm(factored.rows(sources) - true)
+    error = found / torch.linalg.norm(true).clamp_min(torch.finfo(true.dtype).tiny)
+    return error, *differences(true, true.new_full(true.shape[1:], 1 / factored.size))
+
+
+def is_accurate(factored: LandmarkDistances, name: str, error: Tensor, apart: Tensor, sums: Tensor) -> bool:
+    """Whether they do, with these errors on the host. They do not where rows tell
+    points apart only below what landmarks resolve, since far points then are all
+    that the error sees."""
+    off = float(error) if median_ratio(apart, sums) >= factored.resolution else torch.inf
+    if off <= (0.03 if factored.size <= FEW_POINTS else 0.1):
+        return True
+    logger.info("%s: landmark distances are off by %.1f %%, so all pairs are used", name, 100 * off)
+    return False

@@ -1,9 +1,10 @@
-"""Neighbour graphs that a GPU builds: those of `torchgw.spaces.graph`, without short cuts, of points that the fewest
-neighbours join.
+"""Neighbour graphs that a GPU builds: those of `torchgw.spaces.graph`, without
+short cuts, of points that the fewest neighbours join.
 
-Nothing is read by the host until all has been queued, so what takes another turn is left to the CPU: where components
-stay apart, which more neighbours or stitching may join, where points coincide, and where it is open after a few rounds
-whether an edge is a short cut, as that depends on others.
+Nothing is read by the host until all has been queued, so what takes another turn is
+left to the CPU: where components stay apart, which more neighbours or stitching may
+join, where points coincide, and where it is open after a few rounds whether an edge
+is a short cut, as that depends on others.
 """
 
 from __future__ import annotations
@@ -19,15 +20,13 @@ from torchgw.kernels.neighbour_graphs.graphs import AT_ONCE, CUT, SEARCH_BYTES, 
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.spaces.coarsening import bisect
-from torchgw.spaces.graph import GraphReport, candidates, log_short_cuts, unit_cloud
+from torchgw.spaces.graph import DETOUR, GraphReport, candidates, log_short_cuts, unit_cloud
 from torchgw.spaces.neighbours import TREE_DIMENSIONS
-from torchgw.spaces.shortcuts import DETOUR
 from torchgw.types import Array
 
 logger = logging.getLogger("torchgw")
 
 ORDERED_FROM, UNIT = 100_000, 128  # points from which those out of reach are left out, by boxes of so many
-KEPT_POINTS = 10_000  # up to which a graph keeps the memory of building: beyond, launches take little of the time
 ENTRY_BYTES, COPIES, MOST_SEARCHES = 110, 3, 1000  # of a list of all entries, of the points, and of searches at once
 
 
@@ -36,7 +35,8 @@ class BuildRecord(NamedTuple):
 
     k : neighbours of each point.
     doubtful : the edges that were tried.
-    summary : (M,) int32: the number of parts, and what `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
+    summary : (M,) int32: the number of parts, and what
+        `torchgw.kernels.neighbour_graphs` tells of edges in doubt.
     """
 
     k: int
@@ -76,7 +76,8 @@ def build_neighbour_graph(
     points, size = unit_cloud(points)
     there, k = to_device(torch.from_numpy(np.ascontiguousarray(points)), device), count_neighbours(len(points))
     unit = to_device(torch.tensor(size, dtype=torch.float64), device)
-    build = _replay_build_edges if len(points) <= KEPT_POINTS else _build_edges
+    # Beyond, launches take little of the time: no graph of them keeps the memory.
+    build = _replay_build_edges if len(points) <= 10_000 else _build_edges
     edges, doubtful, told = build(there, unit, k, graphs, backend)
     return edges, BuildRecord(k, doubtful, told)
 
@@ -86,7 +87,8 @@ def _build_edges(
 ) -> tuple[CsrEdges, DoubtfulEdges, Tensor]:
     """The graph of points (N, D) in this unit (), its edges in doubt, and what is told of it."""
     n, low = len(points), points.shape[1] <= TREE_DIMENSIONS
-    # In an order in which points near each other come near each other, where that pays.
+    # In an order in which points near each other come near each other, where that
+    # pays.
     order = bisect(points, n // UNIT, UNIT, backend).order if n >= ORDERED_FROM and low else None
     edges, doubtful = graphs.neighbours(points, k, order)
     parts = graphs.join_parts(edges, doubtful)

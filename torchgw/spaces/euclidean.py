@@ -1,6 +1,7 @@
 """Euclidean distances between points, plain or squared.
 
-Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 and s the largest of them,
+Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 and s
+the largest of them,
 
     |x_i - x_j|^2 = ((a_i + s)(a_j + s) - (a_i - s)(a_j - s)) / 2 s - 2 x_i . x_j.
 """
@@ -8,7 +9,6 @@ Squared distances have exact signed factors of rank d + 2. With a_i = |x_i|^2 an
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from torchgw import ranges, validate
 from torchgw.persist.codec import storable
 from torchgw.spaces.graph import unit_cloud
 from torchgw.spaces.scale import ScaledDistances, positive_scale
+from torchgw.spaces.traced import DifferentiableDistances, growth_of, subtract_mean
 from torchgw.types import Array
 
 EXACT_SIZE = 10_000
-N_SWEEPS = 6
 BLOCK = 512
 
 
@@ -40,14 +40,16 @@ class EuclideanDistances(ScaledDistances):
     largest : the largest known distance, before scaling.
     fixed : whether the scale was set by `with_scale`.
     furthest : the pair of points that attains it.
-    coordinates : the points (N, D) before centring, which rounds them where one is far from all others; None in files.
+    coordinates : the points (N, D) before centring, which rounds them where one is
+        far from all others; None in files.
     leaf : the points, where they are a tensor that requires gradients.
 
     Notes
     -----
-    The scale is the largest distance: exact up to 10000 points, above that the largest found by six farthest-point
-    sweeps. Rows cost O(N D) each, memory is O(N D). A float64 array of points is kept without a copy, for solves in
-    which some of them have no mass: it should not be changed later.
+    The scale is the largest distance: exact up to 10000 points, above that the
+    largest found by six farthest-point sweeps. Rows cost O(N D) each, memory is O(N
+    D). A float64 array of points is kept without a copy, for solves in which some
+    of them have no mass: it should not be changed later.
     """
 
     coordinates: Array | None = None
@@ -72,10 +74,10 @@ class EuclideanDistances(ScaledDistances):
         return len(self._x)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> EuclideanDistances:
-        return self._of(self._x.to(device, dtype))
+        return self._with(_x=self._x.to(device, dtype))
 
     def _rescale_storage(self, ratio: float) -> EuclideanDistances:
-        return self._of(self._x * (ratio**0.5 if self.squared else ratio))
+        return self._with(_x=self._x * (ratio**0.5 if self.squared else ratio))
 
     def at(self, index: Tensor) -> EuclideanDistances:
         """The points ``index`` (n,) as a space of their own; a scale that was given stays."""
@@ -94,17 +96,15 @@ class EuclideanDistances(ScaledDistances):
         return distance.square() if self.squared else distance
 
     def factors(self) -> tuple[Tensor, Tensor] | None:
-        return self._factors
-
-    @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor] | None:
         return squared_factors(self._x) if self.squared else None
 
-    def _of(self, x: Tensor) -> EuclideanDistances:
-        """The same space with its points elsewhere, in another dtype or scaled."""
-        other = self._with(_x=x)
-        vars(other).pop("_factors", None)
-        return other
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        x = subtract_mean(leaf.to(device, torch.float64), self.scale**0.5 if self.squared else self.scale)
+        i, j = self.furthest
+        square = (x[i] - x[j]).square().sum()
+        if self.squared:
+            return DifferentiableDistances(*squared_factors(x), growth_of(square))
+        return DifferentiableDistances(distances(x, x), growth=growth_of(square.sqrt()))
 
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
@@ -148,12 +148,13 @@ def squared_factors(x: Tensor) -> tuple[Tensor, Tensor]:
 def furthest_pair(
     rows: Callable[[Tensor], Tensor], n: int, stored: bool = True, start: int = 0
 ) -> tuple[float, tuple[int, int]]:
-    """The largest distance between n points and a pair that attains it, from ``rows(index)`` (M, N): exact between
-    few points whose distances are ``stored``, else the largest that farthest-point sweeps find."""
+    """The largest distance between n points and a pair that attains it, from
+    ``rows(index)`` (M, N): exact between few points whose distances are ``stored``,
+    else the largest that farthest-point sweeps find."""
     largest, pair, index = 0.0, (0, 0), torch.tensor([start])
     nearest = torch.full((n,), torch.inf, dtype=torch.float64)
     exact = stored and n <= EXACT_SIZE
-    for turn in range(-(-n // BLOCK) if exact else min(N_SWEEPS, n)):
+    for turn in range(-(-n // BLOCK) if exact else min(6, n)):
         index = torch.arange(turn * BLOCK, min((turn + 1) * BLOCK, n)) if exact else index
         found = rows(index)
         i, j = divmod(int(found.argmax()), n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torchgw import validate
 from torchgw.persist.codec import storable
 from torchgw.runtime.transfer import to_device
 from torchgw.spaces.scale import ScaledDistances, positive_scale
+from torchgw.spaces.traced import DifferentiableDistances, constant
 from torchgw.types import Array
 
 FactoredT = TypeVar("FactoredT", bound="FactoredDistances")
@@ -24,7 +26,8 @@ class FactoredDistances(ScaledDistances):
     ----------
     F : (N, r), finite.
     signs : (r,), each 1 or -1.
-    scale : what the product is divided by, > 0; distances should be at most about 1 afterwards.
+    scale : what the product is divided by, > 0; distances should be at most about 1
+        afterwards.
     name : what the argument is called in error messages.
 
     Attributes
@@ -77,6 +80,11 @@ class FactoredDistances(ScaledDistances):
             None if each is None else each[index.to(each.device)] for each in (self._F, self.leaf, self._signed)
         )
         return self._with(_F=F, leaf=leaf, _signed=signed)
+
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        # Factors that were given never come from points.
+        found = constant(self, device)
+        return found if self.leaf is None else replace(found, tensor=leaf.to(found.tensor) / self.scale**0.5)
 
     def rows(self, index: Tensor) -> Tensor:
         signed = self._F[index] * self._signs if self._signed is None else self._signed[index]

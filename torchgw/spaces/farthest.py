@@ -1,10 +1,13 @@
 """Farthest-point landmarks of a graph and the distances to them: one Dijkstra search after the other.
 
-Each landmark is the point farthest from those before it, so the searches of one graph cannot run side by side, but
-those of two graphs can. SciPy's Dijkstra holds the interpreter lock, so the other graph needs a process of its own:
-this file, run as a script. It imports NumPy and SciPy only, so that the process starts in a third of a second.
+Each landmark is the point farthest from those before it, so the searches of one
+graph cannot run side by side, but those of two graphs can. SciPy's Dijkstra holds
+the interpreter lock, so the other graph needs a process of its own: this file, run
+as a script. It imports NumPy and SciPy only, so that the process starts in a third
+of a second.
 
-Source: T. Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985.
+Source: T. Gonzalez, "Clustering to minimize the maximum intercluster distance",
+1985.
 """
 
 from __future__ import annotations
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
     from torchgw.types import Array
 
 SECONDS_PER_STEP = 2e-8
-WORTH_SECONDS = 0.4
 # The working directory must not stand in for anybody's modules.
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
 
@@ -39,7 +41,8 @@ def farthest_points(
     graph : symmetric SciPy CSR (N, N), edge lengths >= 0.
     n_landmarks : L; at most N are used, and at least one for each component.
     dtype : of the distances returned; the searches are in float64.
-    among : nodes (n,) that landmarks and distances are of, numbered from 0; None for all. Every component has one.
+    among : nodes (n,) that landmarks and distances are of, numbered from 0; None
+        for all. Every component has one.
 
     Notes
     -----
@@ -65,8 +68,9 @@ def landmark_count(graph: Any, n_landmarks: int, size: int) -> int:
 def search_landmarks(graph: Any, n_landmarks: int, among: Array | None = None) -> Iterator[tuple[int, Array]]:
     """Each landmark in turn, and the distances (N,) to it; see `farthest_points`.
 
-    The nodes are renumbered by the reverse Cuthill-McKee order, which puts neighbours near each other in memory: half
-    the time at a million nodes in random order.
+    The nodes are renumbered by the reverse Cuthill-McKee order, which puts
+    neighbours near each other in memory: half the time at a million nodes in random
+    order.
     """
     from scipy.sparse.csgraph import dijkstra, reverse_cuthill_mckee
 
@@ -90,14 +94,15 @@ def is_worthwhile(n: int, k: int, n_landmarks: int) -> bool:
     """Whether the searches of spaces of n and k points, side by side, gain more than a process costs (0.3 s)."""
     fewer = min(n, k)
     seconds = SECONDS_PER_STEP * n_landmarks * fewer * np.log2(fewer)
-    return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > WORTH_SECONDS
+    return bool(sys.executable) and (os.cpu_count() or 1) > 1 and seconds > 0.4
 
 
 class SearchProcess:
     """A process for one search, started early so that it is ready when the graph is; to be used in a ``with``."""
 
     def __init__(self) -> None:
-        # The package last: it may have been found through the working directory alone.
+        # The package last: it may have been found through the working directory
+        # alone.
         path = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).resolve().parents[2])])
         command, pipe = [sys.executable, "-c", RUN, __file__], subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env={**os.environ, "PYTHONPATH": path})

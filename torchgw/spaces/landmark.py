@@ -1,22 +1,26 @@
 """Geodesic distances from farthest-point landmarks, as signed Nystrom factors.
 
-With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V |lam|^(-1/2),
+With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V
+|lam|^(-1/2),
 
     D ~ F diag(sign(lam)) F^T,
 
-exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100 landmarks give a relative
-Frobenius error of 0.3-1 %. Source: C. Williams and M. Seeger, "Using the Nystrom method to speed up kernel machines",
-2000, with the signs kept.
+exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100
+landmarks give a relative Frobenius error of 0.3-1 %. Source: C. Williams and M.
+Seeger, "Using the Nystrom method to speed up kernel machines", 2000, with the signs
+kept.
 
-Derivatives. With C = D[:, Z] the distances are D = C f(W) C^T, f(lam) = 1 / lam for eigenvalues that are kept and 0 for
-the others. Their differential is that of F diag(s) F^T with
+Derivatives. With C = D[:, Z] the distances are D = C f(W) C^T, f(lam) = 1 / lam for
+eigenvalues that are kept and 0 for the others. Their differential is that of F
+diag(s) F^T with
 
     dF = dC V_1 |lam_1|^(-1/2) + C V E |lam_1|^(1/2) diag(s),    E = P * (V^T dW V_1),
 
-where V_1 are the kept eigenvectors and P has half the divided difference of f between two kept eigenvalues,
--1 / (2 a b), and the whole one between one left out, j, and one kept, a: 1 / (a (a - j)). So a function of
-F diag(s) F^T has the right gradient, and degenerate eigenvalues are harmless. Source: Y. Daleckii and S. Krein, 1965;
-see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
+where V_1 are the kept eigenvectors and P has half the divided difference of f
+between two kept eigenvalues, -1 / (2 a b), and the whole one between one left out,
+j, and one kept, a: 1 / (a (a - j)). So a function of F diag(s) F^T has the right
+gradient, and degenerate eigenvalues are harmless. Source: Y. Daleckii and S. Krein,
+1965; see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ from torchgw.runtime.transfer import to_device
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.shortest_paths import trace_paths
+from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, DistanceProvider
 
 SMALLEST_EIGENVALUE = 1e-3
@@ -50,8 +56,10 @@ class LandmarkDistances(FactoredDistances):
 
     Parameters
     ----------
-    graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are edges of length zero.
-    n_landmarks : L; at most N are used, and at least one for each component of the graph.
+    graph : SciPy sparse (N, N), symmetric, edge lengths >= 0; explicit zeros are
+        edges of length zero.
+    n_landmarks : L; at most N are used, and at least one for each component of the
+        graph.
     name : what the argument is called in error messages.
 
     Attributes
@@ -67,9 +75,11 @@ class LandmarkDistances(FactoredDistances):
 
     Notes
     -----
-    The distances of this space ARE the factored ones, for rows, factors and the objective alike, so they can miss the
-    graph's by about a percent. The scale is the largest landmark distance. O(L N log N) to build, memory O(N L). From
-    200 000 points on, landmark distances and factors are stored in float32, which adds 1e-6 to the error.
+    The distances of this space ARE the factored ones, for rows, factors and the
+    objective alike, so they can miss the graph's by about a percent. The scale is
+    the largest landmark distance. O(L N log N) to build, memory O(N L). From 200
+    000 points on, landmark distances and factors are stored in float32, which adds
+    1e-6 to the error.
     """
 
     landmarks: Tensor
@@ -78,9 +88,8 @@ class LandmarkDistances(FactoredDistances):
     def __init__(self, graph: Any, n_landmarks: int = 100, *, name: str = "graph") -> None:
         checked = validate.graph(name, graph)
         n_landmarks = validate.integer("n_landmarks", n_landmarks, least=2)
-        made = self.from_search(*farthest_points(checked, n_landmarks, storage(checked.shape[0])), name)
-        self._F, self._signs, self.scale, self.largest = made._F, made._signs, made.scale, made.largest
-        self.landmarks = made.landmarks
+        searched = farthest_points(checked, n_landmarks, storage(checked.shape[0]))
+        vars(self).update(vars(self.from_search(*searched, name)))
 
     @classmethod
     def from_search(cls, index: Array, columns: Array, name: str = "graph") -> LandmarkDistances:
@@ -92,13 +101,17 @@ class LandmarkDistances(FactoredDistances):
     def from_columns(
         cls, index: Tensor, columns: Tensor, among: Tensor, largest: float, name: str
     ) -> LandmarkDistances:
-        """From landmarks (L,) and the distances to them (N, L) on a device, which are overwritten; those between
-        landmarks, and the largest, on the host."""
+        """From landmarks (L,) and the distances to them (N, L) on a device, which
+        are overwritten; those between landmarks, and the largest, on the host."""
         F, signs, scale = landmark_factors(columns, among, largest, name)
         return cls.of(F, signs, scale)._with(landmarks=index)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> LandmarkDistances:
         return super().to(device, dtype)._with(landmarks=self.landmarks.to(device))
+
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        points = leaf.to(device, torch.float64)
+        return trace_landmarks(trace_paths(points, k, self.scale, self.landmarks).T, self, self.landmarks)
 
     def at(self, index: Tensor) -> LandmarkDistances:
         """The points ``index`` (n,) under the same scale. The nearest point stands for a landmark that is left out."""
@@ -113,8 +126,9 @@ class LandmarkDistances(FactoredDistances):
 def landmark_factors(
     columns: Tensor, among: Tensor, largest: float, name: str, ranks: Ranks = ALONE
 ) -> tuple[Tensor, Tensor, float]:
-    """F, signs and the scale from raw distances to landmarks (N, L), the ranks' shares, which are overwritten, those
-    between landmarks (L, L), and the largest of all; infinite ones are filled, with a warning."""
+    """F, signs and the scale from raw distances to landmarks (N, L), the ranks'
+    shares, which are overwritten, those between landmarks (L, L), and the largest
+    of all; infinite ones are filled, with a warning."""
     if largest == math.inf:
         finite = columns.masked_fill(columns.isinf(), 0.0)
         largest = float(ranks.most(finite.max() if len(finite) else finite.new_zeros(())))
@@ -138,8 +152,8 @@ def move_to_storage(space: DistanceProvider, device: torch.device) -> DistancePr
 
 
 def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
-    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance matrix, and their rows W (L, L) that
-    belong to the landmarks themselves."""
+    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance
+    matrix, and their rows W (L, L) that belong to the landmarks themselves."""
     eigenvalues, V = np.linalg.eigh((W + W.T) / 2)
     keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
     back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
@@ -150,8 +164,9 @@ def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
 def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """`signed_factors` of tensors, with the ``rank`` eigenvalues largest in absolute value.
 
-    The gradient in ``columns`` is right for functions of F diag(signs) F^T, the only ones that mean anything: each
-    eigenvector's sign is arbitrary. First derivatives only.
+    The gradient in ``columns`` is right for functions of F diag(signs) F^T, the
+    only ones that mean anything: each eigenvector's sign is arbitrary. First
+    derivatives only.
     """
     own = own_copies([columns])
     C, W = own[0], (own[0][index] + own[0][index].T) / 2
@@ -163,6 +178,14 @@ def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[T
     E = _divided_differences(eigenvalues, rank) * (V.T @ (W - W.detach()) @ V[:, :rank])  # zero, with its derivative
     F = C @ (V[:, :rank] / root) + C.detach() @ V @ (E * root * signs)
     return reattach([F], own, [columns], ONCE)[0], signs
+
+
+def trace_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> DifferentiableDistances:
+    """Distances by as many factors as the space has, from those (N, L) to its landmarks."""
+    known = space.factors()
+    assert known is not None
+    factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
+    return DifferentiableDistances(*factors, growth_of(columns))
 
 
 def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:

@@ -30,8 +30,6 @@ from torchgw.spaces.subspace import restrict
 from torchgw.types import Array, DistanceProvider, is_metric
 
 LANDMARKS = 256  # known points that new ones are placed by, where the space has no landmarks of its own
-NEW_ELEMENTS = 2**24
-FAR = 4.0  # times the way by the new point
 
 
 class LandmarkRows(ScaledDistances):
@@ -76,14 +74,15 @@ class KnownPoints:
 
     Attributes
     ----------
-    made : its distances, on the device of the solve, of the points with mass; ``space`` has those of all points on the
-        CPU, from when it is asked for.
+    made : its distances, on the device of the solve, of the points with mass;
+        ``space`` has those of all points on the CPU, from when it is asked for.
     points : (N, D) that it was made from; None where it was not made from points.
     k : neighbours that join a new point to the graph.
-    index : (n,) the points with mass; None for all. In ``space`` the others are where the first of these is.
+    index : (n,) the points with mass; None for all. In ``space`` the others are
+        where the first of these is.
     size : N; None for n.
-    graph : (N, N) the lengths of edges in CSR that it was made from, or the adjacency of all points where some have no
-        mass; else None.
+    graph : (N, N) the lengths of edges in CSR that it was made from, or the
+        adjacency of all points where some have no mass; else None.
     """
 
     made: DistanceProvider
@@ -127,8 +126,9 @@ class KnownPoints:
 
         Parameters
         ----------
-        every : whether distances between all points are needed, or those from the `anchors` alone. Distances between
-            points that are straight lines are found again from the points.
+        every : whether distances between all points are needed, or those from the
+            `anchors` alone. Distances between points that are straight lines are
+            found again from the points.
         limit : bytes that the distances may take.
         """
         if not is_metric(self.support_distances):
@@ -166,8 +166,8 @@ class KnownPoints:
     def distances(self, new: Any, index: Tensor) -> Tensor:
         """Scaled distances (m, len(index)), float64, from new points to the known points ``index``.
 
-        ``new`` are points (m, D) like those of the space, or rows (m, N) of raw distances to all of its points where it
-        was not made from points.
+        ``new`` are points (m, D) like those of the space, or rows (m, N) of raw
+        distances to all of its points where it was not made from points.
         """
         if not is_metric(self.space):
             raise ValueError(
@@ -194,14 +194,15 @@ class KnownPoints:
     def _along(self, known: Array, points: Array, index: Tensor) -> Tensor:
         length, neighbour = nearest_to(known, points, self.k)
         rows = self.support_distances.rows(index).double().cpu()
-        step = max(1, NEW_ELEMENTS // (len(index) * neighbour.shape[1]))
+        step = max(1, 2**24 // (len(index) * neighbour.shape[1]))
         found = rows.new_empty(len(points), len(index))
         for start in range(0, len(points), step):
             where = slice(start, start + step)
             first = torch.from_numpy(length[where]) / self.support_distances.scale
             beyond = rows[:, torch.from_numpy(neighbour[where])]
-            # Neighbours that are far from the nearest one along the graph lie on another part of it.
+            # Neighbours that are four times as far from the nearest one along the
+            # graph as by way of the new point lie on another part of it.
             apart = (beyond - beyond[:, :, :1]).abs().amax(0)
-            short_cut = apart > FAR * (first + first[:, :1])
+            short_cut = apart > 4 * (first + first[:, :1])
             found[where] = (beyond + torch.where(short_cut, torch.inf, first)).amin(2).T
         return found

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.persist.codec import storable
-from torchgw.spaces.scale import ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
-from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.scale import UNREACHABLE, ScaledDistances, fill_unreachable, positive_scale, warn_unreachable
+from torchgw.spaces.shortest_paths import shortest_paths, trace_all_pairs
+from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, DistanceProvider, is_metric, is_symmetric
 
 SYMMETRY_TOLERANCE = 1e-4
@@ -25,7 +26,8 @@ class PrecomputedDistances(ScaledDistances):
 
     Parameters
     ----------
-    D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5 x the largest finite one.
+    D : (N, N), symmetric, non-negative, zero diagonal. Infinite entries become 1.5
+        x the largest finite one.
     name : what the argument is called in error messages.
 
     Attributes
@@ -42,26 +44,16 @@ class PrecomputedDistances(ScaledDistances):
     """
 
     divided = True
+    matrix: Tensor
 
     def __init__(self, D: Array | Tensor, *, name: str = "D") -> None:
-        self._initialise(validate.distance_matrix(name, D), name)
+        vars(self).update(vars(self.from_checked(validate.distance_matrix(name, D), name)))
         self.leaf = D if isinstance(D, Tensor) and D.requires_grad else None
 
     @classmethod
     def from_checked(cls, matrix: Array, name: str = "D") -> PrecomputedDistances:
         """From what `torchgw.validate.distance_matrix` returned, which stays as it is."""
-        made = object.__new__(cls)
-        made._initialise(matrix, name)
-        return made
-
-    def _initialise(self, matrix: Array, name: str) -> None:
-        self.scale = self.largest = positive_scale(validate.largest_finite(matrix))
-        # All threads fetch what memory zeroing takes.
-        self.matrix = torch.empty(matrix.shape, dtype=torch.float64, device="cpu").zero_()
-        scaled = np.divide(matrix, self.scale, out=self.matrix.numpy())
-        if np.isinf(matrix.max()):
-            warn_unreachable(name)
-            fill_unreachable(scaled, 1.0)
+        return cls.from_raw(torch.from_numpy(matrix).clone(), float(matrix.max()), name)
 
     @classmethod
     def from_graphs(cls, graphs: Sequence[Any]) -> list[PrecomputedDistances]:
@@ -69,14 +61,15 @@ class PrecomputedDistances(ScaledDistances):
         return [cls(D, name="graph") for D in shortest_paths([(graph, np.arange(graph.shape[0])) for graph in graphs])]
 
     @classmethod
-    def from_device(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:
-        """From all pairs (N, N) of a graph on a device, where they stay, and the largest distance."""
-        if largest == math.inf:
+    def from_raw(cls, D: Tensor, largest: float, name: str) -> PrecomputedDistances:
+        """From raw distances (N, N), which are overwritten where they are, and the largest of them."""
+        is_connected = largest < math.inf
+        if not is_connected:
             largest = float(D.masked_fill(D.isinf(), 0.0).max())
             warn_unreachable(name)
-            fill_unreachable(D, positive_scale(largest))
         scale = positive_scale(largest)
-        return cls.stored_matrix(D.div_(scale), scale)
+        D.div_(scale)
+        return cls.stored_matrix(D if is_connected else fill_unreachable(D, 1.0), scale)
 
     @classmethod
     def of(cls, space: DistanceProvider, device: torch.device) -> PrecomputedDistances:
@@ -110,3 +103,17 @@ class PrecomputedDistances(ScaledDistances):
 
     def rows(self, index: Tensor) -> Tensor:
         return self.matrix[index]
+
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        leaf = leaf.to(device, torch.float64)
+        if leaf.shape != self.matrix.shape:
+            return trace_all_pairs(self, leaf, k)
+        # Of a matrix, mended as it was when this space was made.
+        reached = torch.isfinite(leaf)
+        unit = leaf.masked_fill(~reached, 0.0) / self.scale
+        unit = (unit + unit.T) / 2
+        unit = unit.masked_fill(torch.eye(len(unit), dtype=torch.bool, device=device), 0.0)
+        growth = growth_of(unit)
+        if not bool(reached.all()):
+            unit = torch.where(reached, unit, UNREACHABLE * unit.flatten()[unit.argmax()])
+        return DifferentiableDistances(unit, growth=growth)

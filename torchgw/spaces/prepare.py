@@ -1,7 +1,7 @@
 """Distance providers of validated spaces: graphs are built, distances searched and scales divided out, once.
 
-D = R / c, with R the raw distances of a space and c its scale: the largest known distance of the space itself, or what
-`SpaceOptions.scale` asks for.
+D = R / c, with R the raw distances of a space and c its scale: the largest known
+distance of the space itself, or what `SpaceOptions.scale` asks for.
 """
 
 from __future__ import annotations
@@ -15,26 +15,25 @@ import torch
 from torchgw import ranges
 from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
-from torchgw.spaces.device_graph import DeviceGraph
-from torchgw.spaces.dijkstra import DijkstraDistances
-from torchgw.spaces.euclidean import EuclideanDistances
-from torchgw.spaces.farthest import SearchProcess, farthest_points, is_worthwhile
-from torchgw.spaces.graph import GraphReport, build_graph
-from torchgw.spaces.landmark import LandmarkDistances, storage
-from torchgw.spaces.on_device import (
+from torchgw.spaces.device_graph import (
     CHECKED_ROWS,
     DEVICE_KINDS,
+    DeviceGraph,
     DeviceSearch,
     finish_searches,
     is_accurate,
     measure_errors,
 )
+from torchgw.spaces.euclidean import EuclideanDistances
+from torchgw.spaces.farthest import SearchProcess, farthest_points, is_worthwhile
+from torchgw.spaces.graph import GraphReport, build_graph
+from torchgw.spaces.landmark import LandmarkDistances, storage
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.resolution import pick_evenly
 from torchgw.spaces.scale import fill_unreachable, largest_of
-from torchgw.spaces.shortest_paths import shortest_paths
+from torchgw.spaces.shortest_paths import DijkstraDistances, shortest_paths
 from torchgw.spaces.subspace import subspace
-from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric, multiplies
+from torchgw.types import Array, DistanceProvider, is_graph, is_metric, is_provider, is_symmetric
 
 ON_GRAPHS = ("landmark", "checked", "dijkstra", "precomputed")
 
@@ -47,10 +46,13 @@ class InputSpace(NamedTuple):
     """A validated space and the kind of distances that it gets.
 
     name : the argument, for messages.
-    data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of edge lengths, or a provider.
-    kind : "matrix", "provider", "adjacency" (a provider of the library's), "euclidean", or of shortest paths
-        "landmark", "dijkstra", "precomputed", "checked": landmarks where they are accurate, all pairs elsewhere.
-    kept : of a graph, the nodes (n,) that are points of the space; paths lead through the others too. None for all.
+    data : float64 points (N, D), a distance matrix (N, N), a CSR graph (N, N) of
+        edge lengths, or a provider.
+    kind : "matrix", "provider", "adjacency" (a provider of the library's),
+        "euclidean", or of shortest paths "landmark", "dijkstra", "precomputed",
+        "checked": landmarks where they are accurate, all pairs elsewhere.
+    kept : of a graph, the nodes (n,) that are points of the space; paths lead
+        through the others too. None for all.
     """
 
     name: str
@@ -60,7 +62,6 @@ class InputSpace(NamedTuple):
 
     @property
     def size(self) -> int:
-        """N."""
         if self.kept is not None:
             return len(self.kept)
         return int(self.data.size if is_provider(self.data) else self.data.shape[0])
@@ -91,11 +92,6 @@ class InputSpace(NamedTuple):
         return isinstance(self.data, AdjacencyDistances) and self.data.sparse
 
     @property
-    def has_products(self) -> bool:
-        """Whether products with the distances take no matrix (N, N), without factors."""
-        return is_provider(self.data) and multiplies(self.data)
-
-    @property
     def has_factors(self) -> bool:
         """Whether the distances have factors, D = F diag(s) F^T."""
         return self.kind == "landmark" or (self.kind == "provider" and self.data.factors() is not None)
@@ -106,8 +102,8 @@ def make_providers(
 ) -> tuple[ProviderPair, GraphReports]:
     """A provider for each of two spaces, scaled as asked, and how their neighbour graphs were made.
 
-    Graphs are searched where ``there`` brings them, or on the CPU, where long landmark searches of two spaces run side
-    by side.
+    Graphs are searched where ``there`` brings them, or on the CPU, where long
+    landmark searches of two spaces run side by side.
     """
     both = there is None and all(space.kind == "landmark" and space.kept is None for space in spaces)
     if both and is_worthwhile(spaces[0].size, spaces[1].size, options.n_landmarks):
@@ -123,8 +119,9 @@ def make_many_providers(
 ) -> tuple[list[DistanceProvider], list[GraphReport | None]]:
     """A provider for each of many spaces, divided by its own largest known distance, and its neighbour graph's report.
 
-    All-pairs searches of all spaces share one pool of processes where that pays. ``there`` brings points and graphs to
-    a device, which builds and searches one while the host goes on to the next.
+    All-pairs searches of all spaces share one pool of processes where that pays.
+    ``there`` brings points and graphs to a device, which builds and searches one
+    while the host goes on to the next.
     """
     made, reports = dict[int, DistanceProvider](), dict[int, GraphReport | None]()
     all_pairs, begun = dict[int, Any](), dict[int, DeviceSearch]()
@@ -179,8 +176,8 @@ def neighbour_graph_of(space: InputSpace, options: SpaceOptions) -> tuple[Any, G
 
 
 def _two_landmark_spaces(spaces: Sequence[InputSpace], options: SpaceOptions) -> tuple[ProviderPair, GraphReports]:
-    """Landmark distances of both spaces. Another process searches the first graph, while this one builds and searches
-    the second."""
+    """Landmark distances of both spaces. Another process searches the first graph,
+    while this one builds and searches the second."""
     x, y = spaces
     with SearchProcess() as aside:
         graph, report_x = neighbour_graph_of(x, options)

@@ -4,9 +4,10 @@ To match i with the partner of j instead of its own costs
 
     Delta_ij = sum_k p_k (D_ik - D_jk)^2
 
-more, in a linearised cost whose terms are sums S_i = sum_k p_k D_ik^2. One point far from all others makes S large
-beside Delta, and float64 keeps no more than 2^-52 of S. Of a few points, each with the most similar one among them,
-the median of Delta over that of S is the resolution that a space needs.
+more, in a linearised cost whose terms are sums S_i = sum_k p_k D_ik^2. One point
+far from all others makes S large beside Delta, and float64 keeps no more than 2^-52
+of S. Of a few points, each with the most similar one among them, the median of
+Delta over that of S is the resolution that a space needs.
 """
 
 from __future__ import annotations
@@ -19,22 +20,21 @@ from torch import Tensor
 
 from torchgw import validate
 from torchgw.runtime.cuda_graphs import as_cuda_graph
-from torchgw.runtime.transfer import to_device, to_host
+from torchgw.runtime.transfer import to_device
 from torchgw.spaces.euclidean import EuclideanDistances
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import largest_of, without_scale
 from torchgw.types import DistanceProvider
 
-SAMPLED = 16
-# Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched right, from there on fewer and fewer.
+# Of copies with one far point, 12 to 1000 points: above 1e-12 all are matched
+# right, from there on fewer and fewer.
 RESOLUTION = 2.0**-40
 SINGLE = float(torch.finfo(torch.float32).eps)
-SPACINGS = 4  # of floats, which coordinates of neighbours must differ by
 
 
 def measure_resolution(rows: Tensor, weight: Tensor) -> Tensor:
-    """The median of the least positive Delta over that of S, of rows (m, d) with weights (d,); 1 where all coincide.
-    A tensor (), for which nothing waits."""
+    """The median of the least positive Delta over that of S, of rows (m, d) with
+    weights (d,); 1 where all coincide. A tensor (), for which nothing waits."""
     return median_ratio(*differences(rows, weight))
 
 
@@ -52,31 +52,16 @@ def median_ratio(apart: Tensor, sums: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, 1.0)
 
 
-def pick_evenly(n: int, count: int = SAMPLED) -> Tensor:
+def pick_evenly(n: int, count: int = 16) -> Tensor:
     """Indices of ``count`` of n points, evenly spread, or of all."""
     return torch.linspace(0, n - 1, min(count, n), dtype=torch.float64).long()
-
-
-def explain_unresolved_points(
-    names: Sequence[str],
-    spaces: Sequence[DistanceProvider],
-    masses: Sequence[Tensor],
-    numbers: Sequence[Tensor | None] | None = None,
-) -> list[str]:
-    """Why a solve cannot tell most points of each space apart, and what to do; nothing where it can. O(N) memory.
-
-    masses : (N,) of each, positive, on the device that solves.
-    numbers : (N,) of each, what its points are called; None where they are counted from 0.
-    """
-    rows, apart = sample_differences(spaces, masses)
-    return explain_from_sample(names, spaces, masses, rows, to_host(*apart), numbers)
 
 
 def sample_differences(
     spaces: Sequence[DistanceProvider], masses: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Distances (m, N) from a few points of each space, with masses (N,), and the `differences` of all of them one
-    after another."""
+    """Distances (m, N) from a few points of each space, with masses (N,), and the
+    `differences` of all of them one after another. O(N) memory."""
     rows, apart = list[Tensor](), list[Tensor]()
     for space, mass in zip(spaces, masses, strict=True):
         index = to_device(pick_evenly(len(mass)), mass.device)
@@ -86,7 +71,7 @@ def sample_differences(
     return rows, apart
 
 
-def explain_from_sample(
+def explain_unresolved_points(
     names: Sequence[str],
     spaces: Sequence[DistanceProvider],
     masses: Sequence[Tensor],
@@ -94,7 +79,13 @@ def explain_from_sample(
     apart: Sequence[Tensor],
     numbers: Sequence[Tensor | None] | None = None,
 ) -> list[str]:
-    """`explain_unresolved_points` from what `sample_differences` returned, the differences on the host."""
+    """Why a solve cannot tell most points of each space apart, and what to do; nothing where it can.
+
+    masses : (N,) of each, positive, on the device that solves.
+    rows, apart : what `sample_differences` returned, the differences on the host.
+    numbers : (N,) of each, what its points are called; None where they are counted
+        from 0.
+    """
     measured = (median_ratio(*pair).numpy() for pair in zip(apart[::2], apart[1::2], strict=True))
     numbers = [None] * len(rows) if numbers is None else numbers
     sides = zip(names, spaces, masses, rows, map(float, measured), numbers, strict=True)
@@ -132,7 +123,8 @@ def _explain(
 def explain_rounded_coordinates(space: Any, given: Any) -> str:
     """Why floats do not tell most points apart so far from the origin, and what to do; nothing where they do.
 
-    space : once it is validated, a `torchgw.spaces.prepare.InputSpace`; only of points are there coordinates.
+    space : once it is validated, a `torchgw.spaces.prepare.InputSpace`; only of
+        points are there coordinates.
     given : the same as it was given.
     """
     provided, unit = isinstance(space.data, EuclideanDistances), validate.resolution_of(given)
@@ -143,7 +135,7 @@ def explain_rounded_coordinates(space: Any, given: Any) -> str:
     whole = torch.equal(few, few.round()) and float(few.abs().max()) <= 2 / SINGLE  # which float32 holds unrounded
     if torch.equal(few, few.float().double()) and not whole:  # whatever has made float64 of them
         unit = max(unit, SINGLE)
-    if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (SPACINGS * unit) ** 2:
+    if unit == 0 or float(measure_resolution(few, few.new_ones(few.shape[1]))) >= (4 * unit) ** 2:  # four spacings
         return ""
     return (
         f"coordinates of {space.name} reach {float(few.abs().max()):.3g}, where numbers of their precision (rounding "

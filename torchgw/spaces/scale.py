@@ -55,8 +55,9 @@ class ScaledDistances(ABC):
 
     @abstractmethod
     def _rescale_storage(self: ScaledT, ratio: float) -> ScaledT:
-        """A copy whose stored distances are ``ratio`` times these, for a caller that sets the scale; of those that are
-        divided by the scale when they are read, a copy."""
+        """A copy whose stored distances are ``ratio`` times these, for a caller
+        that sets the scale; of those that are divided by the scale when they are
+        read, a copy."""
 
     def _with(self: ScaledT, **changed: object) -> ScaledT:
         """A copy with other attributes."""

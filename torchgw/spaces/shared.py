@@ -1,7 +1,8 @@
 """Spaces that ranks share: of the factors of its distances each rank has those of its share of the points.
 
-A graph is searched by one rank, that of the other space by the next, which make it of points, too; each row of landmark
-distances is divided among all as it is found, so that nobody holds the distances of all points.
+A graph is searched by one rank, that of the other space by the next, which make it
+of points, too; each row of landmark distances is divided among all as it is found,
+so that nobody holds the distances of all points.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _search_landmarks(
         columns.append(torch.empty(own_rows.stop - own_rows.start, count, dtype=dtype, device=ranks.device))
     index = {number: list[int]() for number in own}
     for first in range(0, max((count for count, *_ in told), default=0), AT_ONCE):
-        # Both search before either divides: a rank that waits for the other's rows would not search meanwhile.
+        # Both search before either divides: a rank that waits for the other's rows
+        # would not search meanwhile.
         rows = dict[int, Tensor]()
         for number, search in own.items():
             if found := list(islice(search, AT_ONCE)):

@@ -1,7 +1,8 @@
 """Some points of a space, in any order, each as often as wanted: D'_ij = D_{I_i I_j} over the largest of these.
 
-A space without its points of no mass is such a subspace, and so is the space with them again, each in the place of a
-point with mass. The subspace of a subspace is one of the space, or the space itself.
+A space without its points of no mass is such a subspace, and so is the space with
+them again, each in the place of a point with mass. The subspace of a subspace is
+one of the space, or the space itself.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from torchgw.options import SpaceOptions
 from torchgw.spaces.adjacency import AdjacencyDistances
 from torchgw.spaces.euclidean import EuclideanDistances, furthest_pair
 from torchgw.spaces.factored import FactoredDistances
@@ -21,8 +21,9 @@ from torchgw.types import DistanceProvider, is_metric, is_symmetric
 
 
 def subspace(space: DistanceProvider, index: Tensor) -> DistanceProvider:
-    """The points ``index`` (n,) of a space. Distances are divided by the largest one between them where the space
-    divides by its own largest one; a scale that was given stays."""
+    """The points ``index`` (n,) of a space. Distances are divided by the largest
+    one between them where the space divides by its own largest one; a scale that
+    was given stays."""
     if isinstance(space, EuclideanDistances | AdjacencyDistances):
         return space.at(index)
     given = isinstance(space, FactoredDistances) and not isinstance(space, LandmarkDistances)
@@ -65,18 +66,13 @@ class Subspace(ScaledDistances):
     def __init__(self, whole: DistanceProvider, index: Tensor, ratio: float = 1.0) -> None:
         self.whole, self.index, self.ratio = whole, index, ratio
         self.scale, self.largest = float(whole.scale), largest_of(whole)
-        self.fixed = bool(getattr(whole, "fixed", False))
+        self.fixed, self.leaf = bool(getattr(whole, "fixed", False)), getattr(whole, "leaf", None)
         self.resolution = getattr(whole, "resolution", RESOLUTION)
         self.stored, self.symmetric, self.metric = whole.stored, is_symmetric(whole), is_metric(whole)
 
     @property
     def size(self) -> int:
         return len(self.index)
-
-    @property
-    def leaf(self) -> Tensor | None:  # type: ignore[override]
-        """The tensor that the distances of the whole came from, where it requires gradients."""
-        return getattr(self.whole, "leaf", None)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
         return self._with(whole=self.whole.to(device, dtype), index=self.index.to(device))
@@ -92,9 +88,8 @@ class Subspace(ScaledDistances):
         known = self.whole.factors()
         return None if known is None else (known[0][self.index] * self.ratio**0.5, known[1])
 
-    def traced(self, leaf: Tensor, options: SpaceOptions, device: torch.device) -> DifferentiableDistances:
-        """Scaled distances as an expression of what the whole was made from."""
-        found, index = make_one_differentiable(self.whole, leaf, options, device), self.index.to(device)
+    def trace(self, leaf: Tensor, k: int | None, device: torch.device) -> DifferentiableDistances:
+        found, index = make_one_differentiable(self.whole, leaf, k, device), self.index.to(device)
         if found.factors is None:
             matrix = found.dense(device)[index][:, index] * self.ratio
             return DifferentiableDistances(matrix, growth=None if found.growth is None else growth_of(matrix))

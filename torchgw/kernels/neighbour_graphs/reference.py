@@ -1,6 +1,6 @@
 """Neighbour graphs and their short cuts by plain torch and SciPy, an edge after the other: the oracle.
 
-What a short cut is, `torchgw.spaces.shortcuts` says. The lists of this family have room for 2 N k entries, whatever
+What a short cut is, `torchgw.spaces.graph` says. The lists of this family have room for 2 N k entries, whatever
 there is of them, so that no number is waited for; what lies behind the last is infinitely long.
 """
 
