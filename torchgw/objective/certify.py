@@ -1,5 +1,9 @@
 """Value, Frank-Wolfe gap and lower bound of a plan: exact wherever distances and memory allow.
 
+The quadratic part of a plan is <C(T), T>. Where distances or memory forbid that, M pairs drawn from the plan give the
+unbiased estimate m^2 mean_{m != m'} (D_X[i_m, i_m'] - D_Y[j_m, j_m'])^2, m the mass of T, with the standard error of a
+U-statistic (W. Hoeffding, 1948).
+
 A certificate needs <C(T), T>, C(T) itself, exact or of sampled pairs, the marginals, and column potentials of the last
 linear problem. Stored plans are read whole. Of streamed plans between factored spaces, D_X = F diag(s) F^T and
 D_Y = G diag(t) G^T, one small matrix M = F^T T G is enough, and the gap is estimated from a sample of rows.
@@ -15,22 +19,44 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
+from torchgw.kernels.blocks import points_at_once
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, lowest_cost, second_bound
-from torchgw.objective.exact import ExactGradient, assemble_factored_cost, factored_quadratic
+from torchgw.objective.exact import (
+    BLOCK_ROWS,
+    ExactGradient,
+    assemble_factored_cost,
+    factored_cross,
+    factored_quadratic,
+    mean_squares,
+    product,
+)
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
-from torchgw.objective.value import Objective, is_affordable, objective, sampled_objective
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import to_host
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.types import DistanceProvider
+from torchgw.types import Coupling, DistanceProvider, multiplies
 
-CERTIFICATE_ANCHORS = 1000
-SAMPLED_ROWS = 1000
+SEARCHED_ROWS, SAMPLED_PAIRS = 5000, 1000
+CERTIFICATE_ANCHORS, SAMPLED_ROWS = 1000, 1000
 ROUNDING_ERROR, FLOAT32_ERROR = 1e-10, 1e-5  # of the largest squared distance
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A quadratic part, in units of the scaled squared distance.
+
+    value : <C(T), T>, a number or a tensor () that nothing has waited for.
+    exact : whether it is no estimate.
+    error : its standard error, 0 when exact.
+    """
+
+    value: Tensor | float
+    exact: bool = True
+    error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +82,69 @@ class PlanStatistics:
     penalty: Tensor | float = 0.0
 
 
+def is_affordable(source: DistanceProvider, target: DistanceProvider, max_memory: int) -> bool:
+    """Whether every distance of the spaces without factors is at hand or searched soon, and fits the memory."""
+    plain = [space for space in (source, target) if space.factors() is None]
+    if any(not space.stored and space.size > SEARCHED_ROWS for space in plain):
+        return False
+    if any(8 * space.size**2 > max_memory for space in plain if not multiplies(space)):
+        return False
+    dense = 8 * 3 * source.size * target.size if len(plain) == 2 else 0
+    return dense <= max_memory
+
+
+def objective(
+    coupling: Coupling,
+    spaces: tuple[DistanceProvider, DistanceProvider],
+    marginals: tuple[Tensor, Tensor],
+    max_memory: int,
+    generator: torch.Generator,
+) -> Objective:
+    """Of a plan with these marginals: exact where all distances can be had within the memory, else sampled."""
+    if is_affordable(*spaces, max_memory):
+        return exact_objective(coupling, *spaces, *marginals)
+    return sampled_objective(coupling, marginals[0], *spaces, generator)
+
+
+def exact_objective(
+    coupling: Coupling, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor
+) -> Objective:
+    """The objective of a plan with these marginals, in blocks of points: nothing of the size of the plan is stored.
+
+    <D_X T D_Y, T> = sum_i (T D_Y T^T D_X)_ii, a block of columns of D_X at a time; with factors D_X = F diag(s) F^T it
+    is sum_k s_k (T^T F)_k . D_Y (T^T F)_k, and likewise for the other side.
+    """
+    squares = mean_squares(source, p) @ p + mean_squares(target, q) @ q
+    left, right = source.factors(), target.factors()
+    if left is not None:
+        products = coupling.apply(left[0].to(p.dtype), 0)
+        cross = factored_cross(left[1], products, product(target, products))
+    elif right is not None:
+        products = coupling.apply(right[0].to(p.dtype), 1)
+        cross = factored_cross(right[1], products, product(source, products))
+    else:
+        cross = p.new_zeros(())
+        for index in torch.split(
+            torch.arange(source.size, device=p.device), points_at_once(source.size, p.device, BLOCK_ROWS)
+        ):
+            products = coupling.apply(source.rows(index).T.to(p.dtype), 0)
+            cross += (coupling.rows(index) * product(target, products).T).sum()
+    return Objective(max(float(squares - 2 * cross), 0.0))
+
+
+def sampled_objective(
+    coupling: Coupling, p: Tensor, source: DistanceProvider, target: DistanceProvider, generator: torch.Generator
+) -> Objective:
+    """Estimate from 1000 pairs of the plan with row marginal p (N,): 1000 rows of each space, no dense matrix."""
+    pairs = sample_anchors(coupling, p, SAMPLED_PAIRS, generator)
+    kernel = (source.rows(pairs.rows)[:, pairs.rows] - target.rows(pairs.columns)[:, pairs.columns]).square()
+    kernel.fill_diagonal_(0.0)
+    projections, unit = kernel.sum(1) / (SAMPLED_PAIRS - 1), p.sum() ** 2
+    error = 2 * projections.std() / SAMPLED_PAIRS**0.5
+    value, error = map(float, to_host(projections.mean() * unit, error * unit))
+    return Objective(value, False, error)
+
+
 def read_dense_plan(
     stored: DenseCoupling,
     spaces: tuple[DistanceProvider, DistanceProvider],
@@ -73,13 +162,12 @@ def read_dense_plan(
     if cost is None:
         quadratic = sampled_objective(stored, rows, *spaces, generator)
         pairs = sample_anchors(stored, rows, CERTIFICATE_ANCHORS, generator)
-        cost = FactoredCost.weighted_sum([sampled_cost(*spaces, pairs)], [float(rows.sum())])
+        cost = sampled_cost(*spaces, pairs).times(float(rows.sum()))
         expected = mean_cost(cost, stored, rows, columns)
     else:
         expected = mean_cost(cost, stored, rows, columns)
-        quadratic = Objective(expected, True, 0.0)
-    if model.loss is SQUARE:  # a sum of squares, but for rounding
-        quadratic = replace(quadratic, value=_not_negative(quadratic.value))
+        # A sum of squares is negative by rounding alone.
+        quadratic = Objective(expected.clamp_min(0.0) if model.loss is SQUARE else expected)
     linear, penalty = (
         0.0 if part is None else mean_cost(part, stored, rows, columns) for part in (model.cost, model.penalty)
     )
@@ -106,15 +194,12 @@ def read_block_plan(
         cost = sampled_cost(*spaces, sample_anchors(coupling, marginals[0], CERTIFICATE_ANCHORS, generator))
     else:
         x, y = controls
-        value = factored_quadratic(product, (x.F, x.signs), (y.F, y.signs), *marginals, ranks)
-        quadratic = Objective(_not_negative(value), True, 0.0)
+        left, right = (x.F, x.signs), (y.F, y.signs)
+        value = factored_quadratic(product, left, right, *marginals, ranks)
+        quadratic = Objective(value.clamp_min(0.0))
         means = x.mean_squares, y.mean_squares
-        cost = assemble_factored_cost((x.F, x.signs), (y.F, y.signs), product, *means)
+        cost = assemble_factored_cost(left, right, product, *means)
     return PlanStatistics(quadratic, cost, means, quadratic.value, marginals)
-
-
-def _not_negative(value: Tensor | float) -> Tensor | float:
-    return value.clamp_min(0.0) if isinstance(value, Tensor) else max(value, 0.0)
 
 
 def certify(
@@ -207,18 +292,14 @@ def linear_bound(model: Model) -> float:
 
     Penalties that stand for constraints are left out, as they are of the value.
     """
-    if model.cost is None and model.penalty is None:
-        return 0.0
     counted = model if model.strength < math.inf else replace(model, penalty=None)
-    linear = counted.linear(torch.float64)
-    if linear is None or model.marginals.free_mass or model.marginals.total is not None:
+    linear, marginals = counted.linear(torch.float64), model.marginals
+    if linear is None or marginals.free_mass or marginals.total is not None:
         return 0.0
-    bounds = []
-    for rho, cost, mass, other in (
-        (model.marginals.weights[0], linear, model.p, model.q),
-        (model.marginals.weights[1], linear.T, model.q, model.p),
-    ):
-        if rho == math.inf:
-            free = torch.zeros_like(other)
-            bounds.append(float(dual_bound(c_transform(cost, free, other), free, mass, other)))
-    return max(bounds)
+    rows = marginals.weights[0], linear, model.p, model.q
+    columns = marginals.weights[1], linear.T, model.q, model.p
+    return max(
+        float(lowest_cost(cost, mass, other, torch.zeros_like(other)))
+        for rho, cost, mass, other in (rows, columns)
+        if rho == math.inf
+    )

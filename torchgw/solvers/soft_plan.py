@@ -42,11 +42,11 @@ from torchgw.kernels.kernel import two_softmins
 from torchgw.kernels.softmin_dense import reference as dense_kernel
 from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
+from torchgw.objective.certify import Objective, objective
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Weights
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sparse import SparseObjective
-from torchgw.objective.value import Objective, objective
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
@@ -119,12 +119,12 @@ def value_of(soft: SoftPlan, spaces: Spaces, model: Model, max_memory: int) -> t
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
     if isinstance(plan, SparseCoupling):
         problem = _sparse_objective(plan, spaces)
-        value = Objective(max(problem.value(problem.cross(plan.matrix), plan.matrix), 0.0), True, 0.0)
+        value = Objective(max(problem.value(problem.cross(plan.matrix), plan.matrix), 0.0))
     elif model.loss is SQUARE:
         value = objective(plan, spaces, (rows, columns), max_memory, torch.Generator().manual_seed(0))
     else:
         raw = ExactGradient(*spaces, rows, columns, model.loss)(plan, rows)
-        value = Objective(max(float(mean_cost(raw, plan, rows, columns)), 0.0), True, 0.0)
+        value = Objective(max(float(mean_cost(raw, plan, rows, columns)), 0.0))
     return model.with_epsilon(soft.epsilon).values(float(value.value), plan), value.exact, value.error
 
 

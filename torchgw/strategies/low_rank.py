@@ -9,9 +9,8 @@ import torch
 
 from torchgw.couplings.low_rank import LowRankCoupling
 from torchgw.kernels.sums import inner_product
-from torchgw.objective.certify import certify, read_block_plan
+from torchgw.objective.certify import Objective, certify, read_block_plan
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
 from torchgw.solvers.low_rank import solve_low_rank, warm_factors
 from torchgw.solvers.solution import CertifiedSolution
@@ -41,7 +40,7 @@ def solve_with_rank(asked: Problem) -> CertifiedSolution:
     assert first.dual is not None
     F, G = (control.F for control in problem.controls)
     product = inner_product(F, coupling.Q) @ (inner_product(coupling.R, G) / coupling.g[:, None])
-    marginals, quadratic = (coupling.marginal(1), coupling.marginal(0)), Objective(solution.energy, True, 0.0)
+    marginals, quadratic = (coupling.marginal(1), coupling.marginal(0)), Objective(solution.energy)
     found = read_block_plan(coupling, product, problem.spaces, problem.controls, model.masses, 0, generator)
     found = replace(found, quadratic=quadratic, expected=solution.energy)
     return solution.with_certificate(

@@ -17,8 +17,8 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
+from torchgw.objective.certify import Objective
 from torchgw.objective.sparse import SparseObjective
-from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import is_as_low
@@ -66,7 +66,7 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
     )
     return solution.with_certificate(
         marginals,
-        Objective(value, True, 0.0),
+        Objective(value),
         values,
         Certificate(stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower),
         (began, searched, solved),

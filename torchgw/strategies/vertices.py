@@ -28,10 +28,9 @@ from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import History, Status
-from torchgw.objective.certify import PlanStatistics, certify
+from torchgw.objective.certify import Objective, PlanStatistics, certify
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
-from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
 from torchgw.search.coarsen import ControlledSpace
 from torchgw.sinkhorn.costs import FactoredCost
@@ -94,7 +93,7 @@ def _certify(
     (p, q), plan, solved = asked.model.masses, found.plan, time.perf_counter()
     if status is Status.STATIONARY and found.gap > TOLERANCE * found.value:
         status = Status.SETTLED  # steps gain little, but a better plan nearby is not ruled out
-    gradient, quadratic = ExactGradient(*spaces, p, q), Objective(max(found.value, 0.0), True, 0.0)
+    gradient, quadratic = ExactGradient(*spaces, p, q), Objective(max(found.value, 0.0))
     marginals, means = (plan.marginal(1), plan.marginal(0)), (gradient.a, gradient.b)
     read = PlanStatistics(quadratic, gradient(plan, p), means, found.value, marginals)
     values, certificate = certify(read, found.dual, spaces, asked.model, asked.unit, asked.generator)
