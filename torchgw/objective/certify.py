@@ -1,12 +1,16 @@
-"""Value, Frank-Wolfe gap and lower bound of a plan: exact wherever distances and memory allow.
+"""Value, Frank-Wolfe gap and lower bound of a plan: exact wherever distances
+and memory allow.
 
-The quadratic part of a plan is <C(T), T>. Where distances or memory forbid that, M pairs drawn from the plan give the
-unbiased estimate m^2 mean_{m != m'} (D_X[i_m, i_m'] - D_Y[j_m, j_m'])^2, m the mass of T, with the standard error of a
-U-statistic (W. Hoeffding, 1948).
+The quadratic part of a plan is <C(T), T>. Where distances or memory forbid
+that, M pairs drawn from the plan give the unbiased estimate m^2 mean_{m != m'}
+(D_X[i_m, i_m'] - D_Y[j_m, j_m'])^2, m the mass of T, with the standard error of
+a U-statistic (W. Hoeffding, 1948).
 
-A certificate needs <C(T), T>, C(T) itself, exact or of sampled pairs, the marginals, and column potentials of the last
-linear problem. Stored plans are read whole. Of streamed plans between factored spaces, D_X = F diag(s) F^T and
-D_Y = G diag(t) G^T, one small matrix M = F^T T G is enough, and the gap is estimated from a sample of rows.
+A certificate needs <C(T), T>, C(T) itself, exact or of sampled pairs, the
+marginals, and column potentials of the last linear problem. Stored plans are
+read whole. Of streamed plans between factored spaces, D_X = F diag(s) F^T and
+D_Y = G diag(t) G^T, one small matrix M = F^T T G is enough, and the gap is
+estimated from a sample of rows.
 """
 
 from __future__ import annotations
@@ -19,19 +23,10 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Certificate
-from torchgw.kernels.blocks import points_at_once
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, lowest_cost, second_bound
-from torchgw.objective.exact import (
-    BLOCK_ROWS,
-    ExactGradient,
-    assemble_factored_cost,
-    factored_cross,
-    factored_quadratic,
-    mean_squares,
-    product,
-)
+from torchgw.objective.exact import ExactGradient, assemble_factored_cost, factored_quadratic
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
@@ -61,14 +56,15 @@ class Objective:
 
 @dataclass(frozen=True)
 class PlanStatistics:
-    """The cost of a plan T and its inner products, in units of the scaled squared distance, as numbers or as tensors ()
-    that nothing has waited for.
+    """The cost of a plan T and its inner products, in units of the scaled
+    squared distance, as numbers or as tensors () that nothing has waited for.
 
     quadratic : <C(T), T>, exact or an estimate from pairs.
     cost : C(T) (N, K), exact or an estimate from anchors.
-    exact : whether the cost is exact.
-    expected : <cost, T>: of a stored plan with this very cost, elsewhere the value of ``quadratic``.
-    means : of the squares of each point's distances, (N,), (K,), None where the cost is not exact.
+    expected : <cost, T>: of a stored plan with this very cost, elsewhere the
+        value of ``quadratic``.
+    means : of the squares of each point's distances, (N,), (K,), None where the
+        cost is not exact.
     marginals : of T, (N,), (K,).
     linear, penalty : <M, T>, <P, T>; zero where the model has none.
     """
@@ -83,7 +79,8 @@ class PlanStatistics:
 
 
 def is_affordable(source: DistanceProvider, target: DistanceProvider, max_memory: int) -> bool:
-    """Whether every distance of the spaces without factors is at hand or searched soon, and fits the memory."""
+    """Whether every distance of the spaces without factors is at hand or
+    searched soon, and fits the memory."""
     plain = [space for space in (source, target) if space.factors() is None]
     if any(not space.stored and space.size > SEARCHED_ROWS for space in plain):
         return False
@@ -100,7 +97,8 @@ def objective(
     max_memory: int,
     generator: torch.Generator,
 ) -> Objective:
-    """Of a plan with these marginals: exact where all distances can be had within the memory, else sampled."""
+    """Of a plan with these marginals: exact where all distances can be had
+    within the memory, else sampled."""
     if is_affordable(*spaces, max_memory):
         return exact_objective(coupling, *spaces, *marginals)
     return sampled_objective(coupling, marginals[0], *spaces, generator)
@@ -109,33 +107,24 @@ def objective(
 def exact_objective(
     coupling: Coupling, source: DistanceProvider, target: DistanceProvider, p: Tensor, q: Tensor
 ) -> Objective:
-    """The objective of a plan with these marginals, in blocks of points: nothing of the size of the plan is stored.
-
-    <D_X T D_Y, T> = sum_i (T D_Y T^T D_X)_ii, a block of columns of D_X at a time; with factors D_X = F diag(s) F^T it
-    is sum_k s_k (T^T F)_k . D_Y (T^T F)_k, and likewise for the other side.
-    """
-    squares = mean_squares(source, p) @ p + mean_squares(target, q) @ q
-    left, right = source.factors(), target.factors()
-    if left is not None:
-        products = coupling.apply(left[0].to(p.dtype), 0)
-        cross = factored_cross(left[1], products, product(target, products))
-    elif right is not None:
-        products = coupling.apply(right[0].to(p.dtype), 1)
-        cross = factored_cross(right[1], products, product(source, products))
+    """The objective of a plan with these marginals: nothing of the size of the
+    plan is stored where a space has factors."""
+    x, y = (space.to(p.device, p.dtype) for space in (source, target))
+    left, right = x.factors(), y.factors()
+    if left is not None and right is not None:
+        product = left[0].T @ coupling.apply(right[0], 1)
+        value = factored_quadratic(product, left, right, p, q)
     else:
-        cross = p.new_zeros(())
-        for index in torch.split(
-            torch.arange(source.size, device=p.device), points_at_once(source.size, p.device, BLOCK_ROWS)
-        ):
-            products = coupling.apply(source.rows(index).T.to(p.dtype), 0)
-            cross += (coupling.rows(index) * product(target, products).T).sum()
-    return Objective(max(float(squares - 2 * cross), 0.0))
+        cost = ExactGradient(x, y, p, q)(coupling, p)
+        value = mean_cost(cost, coupling, p, q)
+    return Objective(max(float(value), 0.0))
 
 
 def sampled_objective(
     coupling: Coupling, p: Tensor, source: DistanceProvider, target: DistanceProvider, generator: torch.Generator
 ) -> Objective:
-    """Estimate from 1000 pairs of the plan with row marginal p (N,): 1000 rows of each space, no dense matrix."""
+    """Estimate from 1000 pairs of the plan with row marginal p (N,): 1000 rows
+    of each space, no dense matrix."""
     pairs = sample_anchors(coupling, p, SAMPLED_PAIRS, generator)
     kernel = (source.rows(pairs.rows)[:, pairs.rows] - target.rows(pairs.columns)[:, pairs.columns]).square()
     kernel.fill_diagonal_(0.0)
@@ -153,7 +142,8 @@ def read_dense_plan(
     generator: torch.Generator,
     cost: FactoredCost | None = None,
 ) -> PlanStatistics:
-    """Of a stored plan (N, K), whose exact ``cost``, its row and column terms means of squares, may be known."""
+    """Of a stored plan (N, K), whose exact ``cost``, its row and column terms
+    means of squares, may be known."""
     rows, columns = model.marginals_of(stored)
     means = None if cost is None else (cost.a, cost.b)
     if cost is None and is_affordable(*spaces, max_memory):
@@ -184,9 +174,11 @@ def read_block_plan(
     generator: torch.Generator,
     ranks: Ranks = ALONE,
 ) -> PlanStatistics:
-    """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r') where the controls are the spaces' own
-    factors, or the ranks' shares of them, and nobody asks the coupling. Elsewhere all distances may be computed where
-    they fit ``max_memory``. The caller adds the linear parts of its model."""
+    """Of a plan that is read in blocks, from ``product`` = F^T T G (r, r')
+    where the controls are the spaces' own factors, or the ranks' shares of
+    them, and nobody asks the coupling. Elsewhere all distances may be computed
+    where they fit ``max_memory``. The caller adds the linear parts of its
+    model."""
     means = None
     if product is None or controls is None:
         assert coupling is not None
@@ -211,18 +203,20 @@ def certify(
     sample: torch.Generator | None = None,
     ranks: Ranks = ALONE,
 ) -> tuple[Values, Certificate]:
-    """The parts of F, and what is certain of a plan; the host waits once, but for linear and relaxed parts.
+    """The parts of F, and what is certain of a plan; the host waits once, but
+    for linear and relaxed parts.
 
-    ``dual`` (K,) are column potentials in units of cost, ``unit`` the largest squared distance. With a ``sample`` the
-    gap is estimated from 1000 rows, for hard marginals, and costs are not searched for a bound.
+    ``dual`` (K,) are column potentials in units of cost, ``unit`` the largest
+    squared distance. With a ``sample`` the gap is estimated from 1000 rows, for
+    hard marginals, and costs are not searched for a bound.
     """
     rows, columns = found.marginals
     bounded = model.has_hard_marginals and model.loss is SQUARE and model.alpha > 0
     bound = second_bound(*spaces, model.p, model.q, found.means) if bounded else 0.0
     problem = _linear_problem(found, dual, model, sample, ranks)
-    quadratic, linear, penalty, expected, lower, *sides = _to_floats(
-        found.quadratic.value, found.linear, found.penalty, found.expected, bound, *(problem or ())
-    )
+    told = (found.quadratic.value, found.linear, found.penalty, found.expected, bound, *(problem or ()))
+    read = to_host(*(torch.as_tensor(each, dtype=torch.float64) for each in told))
+    quadratic, linear, penalty, expected, lower, *sides = map(float, read)
     values = model.values_from_parts(quadratic, linear, penalty, rows, columns)
     error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
     # An isometric copy has value and bound at zero, up to rounding.
@@ -239,16 +233,11 @@ def certify(
     )
 
 
-def _to_floats(*given: Tensor | float) -> list[float]:
-    """All of them as numbers, those of a device in one transfer."""
-    read = iter(to_host(*(each for each in given if isinstance(each, Tensor))))
-    return [float(next(read)) if isinstance(each, Tensor) else each for each in given]
-
-
 def _stationarity(
     model: Model, found: PlanStatistics, expected: float, linear: float, penalty: float, lowest: float, beside: float
 ) -> float:
-    """The Frank-Wolfe gap of F without its entropy, by inner products of the plan and its `_linear_problem`."""
+    """The Frank-Wolfe gap of F without its entropy, by inner products of the
+    plan and its `_linear_problem`."""
     weight = float(model.weight(1.0))
     value = (model.alpha * expected + (model.beta * linear + penalty) / 2) / weight  # <Chat, T>
     most, held = math.inf, any(0 < rho < math.inf for rho in model.marginals.weights)
@@ -260,11 +249,13 @@ def _stationarity(
 def _linear_problem(
     found: PlanStatistics, dual: Tensor, model: Model, sample: torch.Generator | None, ranks: Ranks
 ) -> tuple[Tensor, Tensor | float] | None:
-    """What every plan costs at least in the linear problem around a plan, by dual potentials, and what that plan costs
-    there beside <Chat, T>; None where the mass is free.
+    """What every plan costs at least in the linear problem around a plan, by
+    dual potentials, and what that plan costs there beside <Chat, T>; None where
+    the mass is free.
 
-    A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho log(mu / p); the plans that it points to
-    may have any such marginal, whose potentials are zero.
+    A gradient of F is 2 w Chat, to which a relaxed marginal mu adds 2 w rho
+    log(mu / p); the plans that it points to may have any such marginal, whose
+    potentials are zero.
     """
     (p, q), total = model.masses, model.marginals.total
     beside: Tensor | float = 0.0
@@ -288,7 +279,8 @@ def _linear_problem(
 
 
 def linear_bound(model: Model) -> float:
-    """A lower bound of beta <M, T> + <P, T>: each row, or each column, at its smallest cost, under a hard marginal.
+    """A lower bound of beta <M, T> + <P, T>: each row, or each column, at its
+    smallest cost, under a hard marginal.
 
     Penalties that stand for constraints are left out, as they are of the value.
     """

@@ -24,10 +24,12 @@ class FeatureCost:
     Parameters
     ----------
     X, Y : features (N, d) and (K, d), in the same units.
-    metric : "sqeuclidean", ``|x - y|^2 / scale``, or "cosine", ``(1 - cos(x, y)) / scale``.
-    scale : what costs are divided by. None takes, for "sqeuclidean", the square of the sum of the two largest distances
-        from the common mean, which no pair exceeds, and 2 for "cosine": costs are then between 0 and 1, like squared
-        scaled distances. 1.0 takes them as they are.
+    metric : "sqeuclidean", ``|x - y|^2 / scale``, or "cosine", ``(1 - cos(x,
+        y)) / scale``.
+    scale : what costs are divided by. None takes, for "sqeuclidean", the square
+        of the sum of the two largest distances from the common mean, which no
+        pair exceeds, and 2 for "cosine": costs are then between 0 and 1, like
+        squared scaled distances. 1.0 takes them as they are.
 
     Notes
     -----

@@ -27,22 +27,28 @@ class Supervision:
 
     Parameters
     ----------
-    pairs : known matches (m, 2), integer indices into X and Y. Of each pair, the point with less mass should not be
-        matched with others; a point may have several partners.
+    pairs : known matches (m, 2), integer indices into X and Y. Of each pair,
+        the point with less mass should not be matched with others; a point may
+        have several partners.
     forbidden : pairs (m, 2) that should not be matched.
-    labels : a pair of arrays (N,), (K,) of integers, texts or categories; points of different labels should not be
-        matched. -1, None and NaN are no label, which goes with any. Or the name of a node attribute of networkx graphs,
-        or of a column of tables, that has the labels; a pair of names where they differ.
-    mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero should not be matched. Needs the dense
-        strategy.
-    strength : what a unit of mass on a pair costs that breaks one of these rules, in units of the scaled squared
-        distances, > 0. Infinity, the default, forbids it: then only mass that has nowhere else to go is on such pairs,
-        and what rounding onto the marginals spreads (``marginal_residual``).
+    labels : a pair of arrays (N,), (K,) of integers, texts or categories;
+        points of different labels should not be matched. -1, None and NaN are
+        no label, which goes with any. Or the name of a node attribute of
+        networkx graphs, or of a column of tables, that has the labels; a pair
+        of names where they differ.
+    mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero
+        should not be matched. Needs the dense strategy.
+    strength : what a unit of mass on a pair costs that breaks one of these
+        rules, in units of the scaled squared distances, > 0. Infinity, the
+        default, forbids it: then only mass that has nowhere else to go is on
+        such pairs, and what rounding onto the marginals spreads
+        (``marginal_residual``).
 
     Notes
     -----
-    Rules break ties: the search for the basin has the points of ``pairs`` and ``forbidden`` among its landmarks. Pairs
-    and labels are columns of factors, so they stream; up to 256 of them.
+    Rules break ties: the search for the basin has the points of ``pairs`` and
+    ``forbidden`` among its landmarks. Pairs and labels are columns of factors,
+    so they stream; up to 256 of them.
     """
 
     pairs: Any = None
@@ -64,7 +70,8 @@ class Supervision:
             )
 
     def between(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Supervision | None:
-        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of all (N, K); None where none names any.
+        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of
+        all (N, K); None where none names any.
 
         Raises
         ------
@@ -85,7 +92,8 @@ class Supervision:
         return Supervision(**found, strength=self.strength) if found else None
 
     def rules(self, p: Array, q: Array, stored: bool) -> Rules:
-        """Penalties of strength one between points of masses p (N,), q (K,); ``stored`` says that a matrix may be kept.
+        """Penalties of strength one between points of masses p (N,), q (K,);
+        ``stored`` says that a matrix may be kept.
 
         Raises
         ------
@@ -127,7 +135,8 @@ class Supervision:
         )
 
     def _pairs(self, n: int, k: int) -> dict[str, Array]:
-        """Those of ``pairs`` and ``forbidden`` that were given, (m, 2), each pair once, in order."""
+        """Those of ``pairs`` and ``forbidden`` that were given, (m, 2), each
+        pair once, in order."""
         found = {
             name: np.unique(validate.pairs(f"supervision.{name}", given, n, k).numpy(), axis=0)
             for name, given in (("pairs", self.pairs), ("forbidden", self.forbidden))
@@ -145,7 +154,8 @@ class Rules(NamedTuple):
 
     cost : penalties (N, K) of strength one.
     points : indices (n,), (k,) of the points that rules name.
-    groups : (N,), (K,), labels of points that coarsening must not merge where they differ.
+    groups : (N,), (K,), labels of points that coarsening must not merge where
+        they differ.
     """
 
     cost: FactoredCost
@@ -159,12 +169,12 @@ def _read_labels(labels: Any, shape: tuple[int, int]) -> list[Array]:
     for i, (side, n) in enumerate(zip(labels, shape, strict=True)):
         name, array = f"supervision.labels[{i}]", validate.read(f"supervision.labels[{i}]", side)
         if array.shape != (n,) or array.dtype.kind not in "iu":
-            textual = array.ndim == 1 and array.dtype.kind not in "ciu"
-            inverse = "; np.unique(np.concatenate(labels), return_inverse=True)[1] numbers those of both sides"
-            raise ValueError(
-                f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}"
-                + (inverse if textual else "")
+            hint = (
+                "; np.unique(np.concatenate(labels), return_inverse=True)[1] numbers those of both sides"
+                if array.ndim == 1 and array.dtype.kind not in "ciu"
+                else ""
             )
+            raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}{hint}")
         if n and array.min() < -1:
             raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
         found.append(array.astype(np.int64))
@@ -172,7 +182,8 @@ def _read_labels(labels: Any, shape: tuple[int, int]) -> list[Array]:
 
 
 def _keeps_factors(name: str, rank: int, stored: bool) -> bool:
-    """Whether the rule is kept as factors; an error where it can be kept in no form."""
+    """Whether the rule is kept as factors; an error where it can be kept in no
+    form."""
     if rank <= MOST_COLUMNS or stored:
         return rank <= MOST_COLUMNS
     raise ValueError(
@@ -184,8 +195,9 @@ def _keeps_factors(name: str, rank: int, stored: bool) -> bool:
 def _penalty_at(
     pairs: Array, terms: tuple[Tensor, Tensor], weight: Tensor | float, name: str, stored: bool
 ) -> tuple[FactoredCost, int]:
-    """Row (N,) and column (K,) terms less 2 ``weight`` (m,) at each of the pairs, and the side, 0 or 1, on which fewer
-    points have any: each of these is a column of factors, or a matrix is stored."""
+    """Row (N,) and column (K,) terms less 2 ``weight`` (m,) at each of the
+    pairs, and the side, 0 or 1, on which fewer points have any: each of these
+    is a column of factors, or a matrix is stored."""
     shape = len(terms[0]), len(terms[1])
     rank, few = min((len(np.unique(pairs[:, side])), side) for side in (0, 1))
     if not _keeps_factors(name, rank, stored):
@@ -200,7 +212,8 @@ def _penalty_at(
 
 
 def _pair_penalty(pairs: Array, p: Array, q: Array, stored: bool) -> FactoredCost:
-    """1 for each point that its partners have room for and that is matched with another."""
+    """1 for each point that its partners have room for and that is matched with
+    another."""
     i, j = pairs.T
     room = np.bincount(i, q[j], len(p)), np.bincount(j, p[i], len(q))
     a, b = (
@@ -211,7 +224,8 @@ def _pair_penalty(pairs: Array, p: Array, q: Array, stored: bool) -> FactoredCos
 
 
 def _label_penalty(x: Array, y: Array) -> FactoredCost:
-    """1 for pairs that both have labels, and different ones: known known^T minus the sum over the shared labels."""
+    """1 for pairs that both have labels, and different ones: known known^T
+    minus the sum over the shared labels."""
     values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
     _keeps_factors("labels", len(values) + 1, stored=False)
     U, V = (
@@ -226,7 +240,8 @@ def _label_penalty(x: Array, y: Array) -> FactoredCost:
 
 
 def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The pairs (m, 2) of points out of ``rows`` (n,) and ``columns`` (k,), both in order, by their places there."""
+    """The pairs (m, 2) of points out of ``rows`` (n,) and ``columns`` (k,),
+    both in order, by their places there."""
     sides = [side.to(pairs.device) for side in (rows, columns)]
     at = [torch.searchsorted(side, pairs[:, i].contiguous()).clamp_max(len(side) - 1) for i, side in enumerate(sides)]
     known = (sides[0][at[0]] == pairs[:, 0]) & (sides[1][at[1]] == pairs[:, 1])
@@ -234,8 +249,8 @@ def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _read_mask(mask: Any, shape: tuple[int, int], *sides: Array) -> Array:
-    """1.0 where a mask of all (N, K) points allows a pair, 0.0 elsewhere, between the points ``sides``, (n,) and (k,);
-    all unless given."""
+    """1.0 where a mask of all (N, K) points allows a pair, 0.0 elsewhere,
+    between the points ``sides``, (n,) and (k,); all unless given."""
     array = validate.read("supervision.mask", mask.toarray() if hasattr(mask, "toarray") else mask)
     if array.shape != shape:
         n, k = shape

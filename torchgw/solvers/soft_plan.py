@@ -14,7 +14,7 @@ median spread of all source and target points.
 
 The score is stored where it fits the memory, and else multiplied from its factors. Potentials are found in float32, and
 read once in float64: entries of far pairs are too small for float32, and still rank these. Between sparse matrices, a
-plan of few entries has the cost a_i + b_j - 2 W_ij of few entries W, see `torchgw.objective.sparse`: S is then found on
+plan of few entries has the cost a_i + b_j - 2 W_ij of few entries W, see `torchgw.objective.exact`: S is then found on
 the entries of W and T alone.
 
 Sources: M. Cuturi, "Sinkhorn distances", 2013; B. Schmitzer, "Stabilized sparse scaling algorithms for entropy
@@ -43,10 +43,9 @@ from torchgw.kernels.softmin_dense import reference as dense_kernel
 from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
 from torchgw.objective.certify import Objective, objective
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.exact import ExactGradient, SparseObjective
 from torchgw.objective.linearise import Weights
 from torchgw.objective.model import Model, Values, mean_cost
-from torchgw.objective.sparse import SparseObjective
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
@@ -264,7 +263,7 @@ def _sparse_objective(plan: SparseCoupling, spaces: Spaces) -> SparseObjective:
     assert isinstance(x, AdjacencyDistances)
     assert isinstance(y, AdjacencyDistances)
     p, q = (plan.marginal(axis).numpy() for axis in (1, 0))
-    return SparseObjective.of(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
+    return SparseObjective(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
 
 
 def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> SoftPlan:

@@ -18,7 +18,7 @@ from torchgw.diagnostics.evidence import Basin, Certificate
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import first_bound
 from torchgw.objective.certify import Objective
-from torchgw.objective.sparse import SparseObjective
+from torchgw.objective.exact import SparseObjective
 from torchgw.problem.problem import Problem
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import is_as_low
@@ -123,7 +123,7 @@ def make_sparse_objective(asked: Problem) -> SparseObjective:
     assert isinstance(X, AdjacencyDistances)
     assert isinstance(Y, AdjacencyDistances)
     p, q = (mass.double().cpu().numpy() for mass in (asked.p, asked.q))
-    return SparseObjective.of(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
+    return SparseObjective(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
 
 
 def _find_start(asked: Problem, problem: SparseObjective) -> tuple[SparseCoupling, tuple[Basin, ...]]:
