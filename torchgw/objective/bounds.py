@@ -4,7 +4,8 @@ on every plan's value.
 With C the linearised cost of T, the gradient of the objective is 2 C, so T can
 be improved to first order by at most
 
-    gap = 2 (<C, T> - min over plans S of <C, S>)   <=   2 (<C, T> - p . a - q . b),   a_i = min_j (C_ij - b_j),
+    gap = 2 (<C, T> - min over plans S of <C, S>)
+       <= 2 (<C, T> - p . a - q . b),    a_i = min_j (C_ij - b_j),
 
 for any column potentials b: a is their c-transform, so a_i + b_j <= C_ij. Plans
 of mass m whose marginals are only bounded, by p and q, cost at least q . b plus
@@ -13,7 +14,8 @@ the cheapest m of the rows' masses at the prices a, for b <= 0.
 The lower bounds are Memoli's first, with the points' root mean square distances
 as a distribution on the line, and second, with all distances:
 
-    value(X, Y) >= W_2(X, Y)^2 = integral of (quantile_X - quantile_Y)^2 >= mean_b (means_X,b - means_Y,b)^2,
+    value(X, Y) >= W_2(X, Y)^2 = integral of (quantile_X - quantile_Y)^2
+                >= mean_b (means_X,b - means_Y,b)^2,
 
 where means_b are those of the quantile function over equal parts of [0, 1], by
 Jensen's inequality. So a space is a short vector (`signature`), and the bounds
@@ -259,7 +261,8 @@ def lower_bounds(rows: Sequence[Array], columns: Sequence[Array]) -> Array:
 
     x, y = np.stack(rows), np.stack(columns)
     first, second = (cdist(x[:, part], y[:, part], "sqeuclidean") / PARTS for part in (slice(PARTS), slice(PARTS, -1)))
-    # Quantiles are sums of up to N^2 rounded numbers; values that are nothing but rounding count as zero.
+    # Quantiles are sums of up to N^2 rounded numbers; values that are nothing
+    # but rounding count as zero.
     rounding = ROUNDING_OF_VALUES * np.add.outer(x[:, -1], y[:, -1])
     found: Array = np.maximum(np.maximum(first, second) * (1 - ROUNDING) - rounding, 0.0)
     return found

@@ -26,7 +26,7 @@ from torchgw.diagnostics.evidence import Certificate
 from torchgw.kernels.sampling import draw
 from torchgw.losses import SQUARE
 from torchgw.objective.bounds import c_transform, dual_bound, frank_wolfe_gap, lowest_cost, second_bound
-from torchgw.objective.exact import ExactGradient, assemble_factored_cost, factored_quadratic
+from torchgw.objective.exact import ExactGradient, Spaces, assemble_factored_cost, factored_quadratic
 from torchgw.objective.linearise import linearise
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.objective.sampled import Control, sample_anchors, sampled_cost
@@ -91,11 +91,7 @@ def is_affordable(source: DistanceProvider, target: DistanceProvider, max_memory
 
 
 def objective(
-    coupling: Coupling,
-    spaces: tuple[DistanceProvider, DistanceProvider],
-    marginals: tuple[Tensor, Tensor],
-    max_memory: int,
-    generator: torch.Generator,
+    coupling: Coupling, spaces: Spaces, marginals: tuple[Tensor, Tensor], max_memory: int, generator: torch.Generator
 ) -> Objective:
     """Of a plan with these marginals: exact where all distances can be had
     within the memory, else sampled."""
@@ -136,7 +132,7 @@ def sampled_objective(
 
 def read_dense_plan(
     stored: DenseCoupling,
-    spaces: tuple[DistanceProvider, DistanceProvider],
+    spaces: Spaces,
     model: Model,
     max_memory: int,
     generator: torch.Generator,
@@ -167,7 +163,7 @@ def read_dense_plan(
 def read_block_plan(
     coupling: BlockCoupling | None,
     product: Tensor | None,
-    spaces: tuple[DistanceProvider, DistanceProvider],
+    spaces: Spaces,
     controls: tuple[Control, Control] | None,
     marginals: tuple[Tensor, Tensor],
     max_memory: int,
@@ -197,7 +193,7 @@ def read_block_plan(
 def certify(
     found: PlanStatistics,
     dual: Tensor,
-    spaces: tuple[DistanceProvider, DistanceProvider],
+    spaces: Spaces,
     model: Model,
     unit: float,
     sample: torch.Generator | None = None,

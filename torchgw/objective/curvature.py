@@ -47,7 +47,8 @@ Where both spaces have factors, an answer is W = T o (F c G^T + a 1^T + 1 b^T) /
 epsilon, and all that is asked of it are sums over the plan of products of
 factors,
 
-    T G,    T^T F,    Q = sum_ij T_ij (f_i f_i^T) x (g_j g_j^T),    F^T W G = (Q c + F^T diag(a) T G + ...) / epsilon.
+    T G,    T^T F,    Q = sum_ij T_ij (f_i f_i^T) x (g_j g_j^T),
+    F^T W G = (Q c + F^T diag(a) T G + ...) / epsilon.
 
 Of a plan that is not stored they are taken once, r (r + 1) / 2 products with it
 for the smaller rank, and a step is left with the system for a and b alone: no
@@ -100,7 +101,8 @@ class Curvature:
         return None if self.whole or left is None or right is None else (left[0], right[0])
 
     def compress_coupling(self, W: BlockCoupling, row_sums: Tensor, column_sums: Tensor) -> Tensor:
-        """The numbers of W, whose sums these are, that `cost_of` needs, in one vector."""
+        """The numbers of W, whose sums these are, that `cost_of` needs, in one
+        vector."""
         if self.factors is None:
             assert isinstance(W, DenseCoupling)
             return W.plan.flatten()

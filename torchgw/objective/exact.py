@@ -63,6 +63,7 @@ BLOCK_ROWS = 256
 FEW_ENTRIES = 0.01  # share of a plan's, up to which a sparse product takes less
 ROUNDING, SUMS_ROUNDING = 1e-15, 1e-12  # of the largest entry
 
+Spaces: TypeAlias = tuple[DistanceProvider, DistanceProvider]
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """F (N, r) and signs s (r,) of distances F diag(s) F^T."""
 
@@ -134,7 +135,8 @@ class ExactGradient:
                 return FactoredCost.from_product(a, b, directed_product(partial(product, D), partial(product, E), T))
             if self._stores_product:
                 return FactoredCost.from_product(a, b, symmetric_product(D, symmetric_product(E, T.T).T))
-            # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
+            # The cheaper order of D_X T D_Y: the product that is left has the
+            # smaller inner dimension.
             U, V = (dense(D), dense(E) @ T.T) if T.shape[0] <= T.shape[1] else (dense(D) @ T, dense(E))
         return FactoredCost(a, b, U, V)
 

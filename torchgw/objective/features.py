@@ -71,7 +71,8 @@ class FeatureCost:
         return cost, float(scale)
 
     def between(self, x: Tensor, y: Tensor) -> tuple[FactoredCost, Tensor]:
-        """The cost between features that were checked, and its scale; differentiable."""
+        """The cost between features that were checked, and its scale;
+        differentiable."""
         if self.metric == "cosine":
             scale = x.new_tensor(2.0 if self.scale is None else self.scale)
             a, b = (0.5 / scale * torch.ones_like(side[:, 0]) for side in (x, y))

@@ -35,7 +35,7 @@ from torchgw.kernels.sampling import sample_evenly
 from torchgw.kernels.sums import inner_product
 from torchgw.losses import SQUARE, Function, SeparableLoss
 from torchgw.objective.bounds import c_transform
-from torchgw.objective.exact import factored_mean_square, mean_squares, product
+from torchgw.objective.exact import Spaces, factored_mean_square, mean_squares, product
 from torchgw.objective.model import Model
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ranks_of
@@ -45,8 +45,9 @@ from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider, multiplies
 
-# Points whose distances, or costs, stand for those of all. A search is kept by its provider for the solve; which ones
-# others have made before is no matter, so that a resumed solve has the same gain.
+# Points whose distances, or costs, stand for those of all. A search is kept by
+# its provider for the solve; which ones others have made before is no matter,
+# so that a resumed solve has the same gain.
 LOOKED_AT, SEARCHED = 1000, 64
 NONE = 1e-9  # of the largest squared distance: below it a gain is rounding
 
@@ -62,7 +63,7 @@ class ProductPlan(NamedTuple):
     energy_scale: float
 
 
-def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider], unit: float) -> ProductPlan:
+def product_plan(model: Model, spaces: Spaces, unit: float) -> ProductPlan:
     """The product plan of the masses asked for, scaled to a mass of one;
     ``unit``, the largest squared distance, is the gain where nothing can be
     gained. O((N + K) r^2) of factored distances, a product with a space that
@@ -72,7 +73,7 @@ def product_plan(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]
     return product_plan_from_moments(model, to_host(*product_moments(model, spaces)), unit)
 
 
-def product_moments(model: Model, spaces: tuple[DistanceProvider, DistanceProvider]) -> tuple[Tensor, ...]:
+def product_moments(model: Model, spaces: Spaces) -> tuple[Tensor, ...]:
     """The `moments` of both spaces, which the product plan is known by; none
     where distances are no part of it."""
     if model.alpha == 0:

@@ -239,7 +239,8 @@ class Model:
         return coupling.marginal(1).to(self.p), coupling.marginal(0).to(self.q)
 
     def values(self, quadratic: float, coupling: Coupling) -> Values:
-        """The parts of F without its entropy, for a plan whose quadratic part is known."""
+        """The parts of F without its entropy, for a plan whose quadratic part is
+        known."""
         rows, columns = self.marginals_of(coupling)
         linear, broken = (
             0.0 if cost is None else float(mean_cost(cost, coupling, rows, columns))
@@ -322,7 +323,8 @@ def kl(x: Tensor, a: Tensor) -> Tensor:
     """KL(x | a) (...) of measures (..., N). Entries beyond the support of a
     count as x log x. It can be differentiated, as all that follow, also where
     entries are zero."""
-    # Entry by entry the terms are not negative: of nearly equal measures nothing cancels in the sum.
+    # Entry by entry the terms are not negative: of nearly equal measures
+    # nothing cancels in the sum.
     return (x * (_positive(x) / _positive(a)).log() + a - x).sum(-1)
 
 
@@ -335,7 +337,8 @@ def negentropy(plan: Tensor | BlockCoupling) -> Tensor:
     """sum T log T (...) of a stored plan (..., N, K), or of one that is read in
     blocks of rows."""
     if isinstance(plan, Tensor):
-        # The logarithm of zero is only kept out where it would be differentiated: that is another pass.
+        # The logarithm of zero is only kept out where it would be
+        # differentiated: that is another pass.
         found: Tensor = torch.special.xlogy(plan, _positive(plan) if plan.requires_grad else plan).sum((-1, -2))
         return found
     total = torch.zeros((), dtype=torch.float64, device=plan.device)

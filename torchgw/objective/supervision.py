@@ -76,8 +76,8 @@ class Supervision:
         Raises
         ------
         ValueError, TypeError
-            As `rules`, for pairs, labels and masks that do not fit all points, and masks without a pair for one of
-            these.
+            As `rules`, for pairs, labels and masks that do not fit all points,
+            and masks without a pair for one of these.
         """
         found: dict[str, Any] = {}
         for name, every in self._pairs(*shape).items():
@@ -98,8 +98,8 @@ class Supervision:
         Raises
         ------
         ValueError, TypeError
-            For indices that are out of range, labels or masks of other shapes, and rules that need a matrix where none
-            may be kept.
+            For indices that are out of range, labels or masks of other shapes,
+            and rules that need a matrix where none may be kept.
         """
         shape = len(p), len(q)
         given = self._pairs(*shape)

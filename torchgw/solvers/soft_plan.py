@@ -43,7 +43,7 @@ from torchgw.kernels.softmin_dense import reference as dense_kernel
 from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
 from torchgw.objective.certify import Objective, objective
-from torchgw.objective.exact import ExactGradient, SparseObjective
+from torchgw.objective.exact import ExactGradient, Spaces, SparseObjective
 from torchgw.objective.linearise import Weights
 from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.options import SinkhornOptions
@@ -53,15 +53,12 @@ from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces import AdjacencyDistances
-from torchgw.types import DistanceProvider
 
 SHARE = 0.004  # of the median spread: ranks embeddings, cells and graphs best (measured: 0.003 to 0.005)
 COOLING = 3  # halvings of epsilon
 COOLING_OPTIONS, FINAL_OPTIONS = SinkhornOptions(tol=1e-2), SinkhornOptions()
 COOLING_ITERATIONS, FINAL_ITERATIONS = 20, 200  # more of them rank no better
 BYTES = 16  # of a pair in a stored problem: its score in float64, and that of an epsilon and the plan in float32
-
-Spaces = tuple[DistanceProvider, DistanceProvider]
 
 
 class SoftPlan(NamedTuple):
