@@ -61,7 +61,7 @@ def test_rules_of_pairs_are_the_penalties_they_stand_for(factored: bool, monkeyp
     ):
         listed = np.zeros((n, k))
         listed[pairs[:, 0], pairs[:, 1]] = 1.0
-        forbidden, few = _penalty_at(pairs, none, -0.5, "forbidden", stored=True)
+        forbidden, few = _penalty_at(pairs, none, -0.5, 1.0, "forbidden", stored=True)
         assert (few, forbidden.extra is None) == (side, factored)
         np.testing.assert_allclose(forbidden.rows(slice(0, n)), listed)
         room = [(mass > 0) & (own <= mass) for mass, own in ((listed @ q, p), (p @ listed, q))]

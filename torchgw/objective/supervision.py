@@ -115,7 +115,7 @@ class Supervision:
         if "forbidden" in given:
             pairs = given["forbidden"]
             zeros = [torch.zeros(size, dtype=torch.float64) for size in shape]
-            penalty, few = _penalty_at(pairs, (zeros[0], zeros[1]), -0.5, "forbidden", stored)
+            penalty, few = _penalty_at(pairs, (zeros[0], zeros[1]), -0.5, 1.0, "forbidden", stored)
             parts.append(penalty)
             named[few] = np.concatenate((named[few], pairs[:, few]))
             if penalty.extra is None:  # points that the same others are forbidden to go together
@@ -193,20 +193,20 @@ def _keeps_factors(name: str, rank: int, stored: bool) -> bool:
 
 
 def _penalty_at(
-    pairs: Array, terms: tuple[Tensor, Tensor], weight: Tensor | float, name: str, stored: bool
+    pairs: Array, terms: tuple[Tensor, Tensor], unit: float, weight: Tensor | float, name: str, stored: bool
 ) -> tuple[FactoredCost, int]:
-    """Row (N,) and column (K,) terms less 2 ``weight`` (m,) at each of the
-    pairs, and the side, 0 or 1, on which fewer points have any: each of these
-    is a column of factors, or a matrix is stored."""
+    """Row (N,) and column (K,) terms less 2 ``unit`` times ``weight`` (m,) at
+    the pairs, and the side, 0 or 1, on which fewer points have any: each of
+    these is a column of factors, or a matrix is stored."""
     shape = len(terms[0]), len(terms[1])
     rank, few = min((len(np.unique(pairs[:, side])), side) for side in (0, 1))
     if not _keeps_factors(name, rank, stored):
         matrix = torch.zeros(shape, dtype=torch.float64)
-        matrix[pairs[:, 0], pairs[:, 1]] = -2.0 * torch.as_tensor(weight, dtype=torch.float64)
-        return FactoredCost.from_matrix(matrix, *terms), few
+        matrix[pairs[:, 0], pairs[:, 1]] = weight
+        return FactoredCost.from_matrix(-2 * unit * matrix, *terms), few
     points, column = np.unique(pairs[:, few], return_inverse=True)
     factors = [torch.zeros(size, rank, dtype=torch.float64) for size in shape]
-    factors[few][points, np.arange(rank)] = 1.0
+    factors[few][points, np.arange(rank)] = unit
     factors[1 - few][pairs[:, 1 - few], column] = weight
     return FactoredCost(*terms, *factors), few
 
@@ -220,7 +220,7 @@ def _pair_penalty(pairs: Array, p: Array, q: Array, stored: bool) -> FactoredCos
         torch.from_numpy(((space > 0) & (mass <= space * (1 + SAME_MASS))).astype(np.float64))
         for space, mass in zip(room, (p, q), strict=True)
     )
-    return _penalty_at(pairs, (a, b), (a[i] + b[j]) / 2, "pairs", stored)[0]
+    return _penalty_at(pairs, (a, b), 0.5, a[i] + b[j], "pairs", stored)[0]
 
 
 def _label_penalty(x: Array, y: Array) -> FactoredCost:
