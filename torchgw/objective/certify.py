@@ -211,7 +211,8 @@ def certify(
     bound = second_bound(*spaces, model.p, model.q, found.means) if bounded else 0.0
     problem = _linear_problem(found, dual, model, sample, ranks)
     told = (found.quadratic.value, found.linear, found.penalty, found.expected, bound, *(problem or ()))
-    read = to_host(*(torch.as_tensor(each, dtype=torch.float64) for each in told))
+    # Filled, not sent: for what is sent a device is waited for.
+    read = to_host(*(each if isinstance(each, Tensor) else model.p.new_full((), each) for each in told))
     quadratic, linear, penalty, expected, lower, *sides = map(float, read)
     values = model.values_from_parts(quadratic, linear, penalty, rows, columns)
     error = ROUNDING_ERROR if found.cost.U.dtype == torch.float64 else FLOAT32_ERROR
