@@ -42,9 +42,8 @@ from torchgw import GWOptions, GWResult, SpaceOptions, Supervision, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.marginals import Marginals, Partial, SemiRelaxed, Unbalanced
 from torchgw.objective import certify
-from torchgw.objective.exact import ExactGradient, PairLoss
+from torchgw.objective.exact import ExactGradient, PairLoss, SparseObjective
 from torchgw.objective.sampled import SampledGradient
-from torchgw.objective.sparse import SparseObjective
 from torchgw.solvers import low_rank
 from torchgw.solvers.assignment import Cross
 

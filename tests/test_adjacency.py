@@ -38,9 +38,9 @@ from torchgw import (
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.losses import KULLBACK_LEIBLER, SQUARE, SeparableLoss
 from torchgw.objective.bounds import first_bound, second_bound
+from torchgw.objective.certify import exact_objective
 from torchgw.objective.exact import ExactGradient, PairLoss, mean_squares, product
 from torchgw.objective.model import mean_cost
-from torchgw.objective.value import exact_objective
 from torchgw.persist.codec import decode, encode
 from torchgw.request import limits
 from torchgw.search import basins

@@ -32,7 +32,7 @@ from torchgw import (
     gw_align,
 )
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.objective import value as objective_module
+from torchgw.objective import certify as objective_module
 from torchgw.spaces.graph import neighbour_graph
 
 FIVE = GWOptions(spaces=SpaceOptions(k=5))  # the graph of these small clouds is known to be sound

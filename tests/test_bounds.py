@@ -78,7 +78,7 @@ def test_bounds_hold_for_signed_factors_and_blocks_of_rows(monkeypatch: pytest.M
     spaces = [EuclideanDistances(rng.normal(size=(n, 2)), squared=True) for n in (50, 60)]
     p, q = (torch.full((n,), 1 / n, dtype=torch.float64) for n in (50, 60))
     whole = float(second_bound(*spaces, p, q))
-    monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", {"cpu": 200})
+    monkeypatch.setattr(bounds_module, "BINNED_PAIRS", 200)
     assert float(second_bound(*spaces, p, q)) == pytest.approx(whole, rel=1e-9)
     monkeypatch.setattr(bounds_module, "MOST_PAIRS", 100)
     assert second_bound(*spaces, p, q) == 0.0
@@ -89,8 +89,7 @@ def test_a_gpu_bounds_by_integers_and_a_block_at_a_time(monkeypatch: pytest.Monk
     spaces = [EuclideanDistances(rng.normal(size=(n, 2))) for n in (700, 800)]
     p, q = (torch.from_numpy(rng.dirichlet(np.full(n, 0.3))) for n in (700, 800))
     known = float(second_bound(*spaces, p, q))
-    for module, name in ((bounds_module, "COUNTED"), (blocks, "BLOCK_ELEMENTS")):
-        monkeypatch.setattr(module, name, {"cuda": 10_000})
+    monkeypatch.setattr(blocks, "ON_GPU", 40_000)
     with simulated_gpu() as simulation:
         x, y = (space.to(torch.device("cuda"), torch.float64) for space in spaces)
         given, held = (p.to("cuda"), q.to("cuda")), simulation.memory.now

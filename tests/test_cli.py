@@ -172,7 +172,7 @@ def test_several_arrays_without_a_known_name_are_refused(tmp_path: Path) -> None
         (["-o", "out.npz", "--seed", "-1"], "random_state"),
         (
             ["-o", "out.npz", "--epsilon", "0", "--semi-relaxed", "0.1"],
-            "--semi-relaxed does not go with --epsilon 0: marginals that divergences relax have no optimum without entropy",
+            "--semi-relaxed does not go with --epsilon 0: relaxed marginals need an entropy",
         ),
         (
             ["-o", "out.npz", "--strategy", "low-rank", "--partial", "1"],

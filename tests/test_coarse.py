@@ -22,7 +22,7 @@ from tests.simulated_device import simulated_gpu
 from torchgw import CoarseOptions, EuclideanDistances, PrecomputedDistances, SamplingOptions
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LOG2E
-from torchgw.objective.distributions import quantiles
+from torchgw.objective.bounds import quantiles
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control

@@ -20,9 +20,8 @@ from torchgw.linalg.lanczos import lanczos
 from torchgw.linalg.matrix_functions import Exponential
 from torchgw.linalg.operators import Operator
 from torchgw.marginals import Marginals
-from torchgw.objective.divergence import negentropy, product_divergence, relative_entropy
-from torchgw.objective.hessian import Hessian
-from torchgw.objective.model import Model, divergences
+from torchgw.objective.curvature import Hessian
+from torchgw.objective.model import Model, divergences, negentropy, product_divergence, relative_entropy
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.hessian import hessian_of
 from torchgw.spaces import FactoredDistances, PrecomputedDistances

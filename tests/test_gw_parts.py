@@ -24,10 +24,10 @@ from torchgw import EuclideanDistances, PrecomputedDistances, Status, StoppingOp
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.kernels import LN2
 from torchgw.objective import bounds
+from torchgw.objective.certify import exact_objective, is_affordable, sampled_objective
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.model import mean_cost
 from torchgw.objective.sampled import Anchors, refresh, sample_anchors, sampled_cost
-from torchgw.objective.value import exact_objective, is_affordable, sampled_objective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.sampled import Plateau, stopping_status, update_plateau
 
@@ -125,7 +125,7 @@ def exact_value(T: torch.Tensor, p: torch.Tensor, q: torch.Tensor, X: Any, Y: An
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_objective_equals_the_four_index_sum(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("objective.exact.BLOCK_ROWS", "kernels.sums.BLOCK_POINTS", "objective.value.BLOCK_ROWS"):
+    for name in ("objective.exact.BLOCK_ROWS", "kernels.sums.BLOCK_POINTS"):
         monkeypatch.setattr(f"torchgw.{name}", 5)  # several blocks and a short last one
     monkeypatch.setattr("torchgw.couplings.blocks.BLOCK_ELEMENTS", {"cpu": 40})
     rng = np.random.default_rng(3)

@@ -38,7 +38,7 @@ from torchgw import (
 from torchgw.batched import solve as batch
 from torchgw.batched.polish import polish
 from torchgw.batched.space import prepare_space
-from torchgw.objective.distributions import lower_bounds, signature
+from torchgw.objective.bounds import lower_bounds, signature
 from torchgw.pairwise import PairStatus, inputs, schedule
 from torchgw.pairwise.result import condensed_index
 from torchgw.pairwise.schedule import make_tiles

@@ -26,7 +26,7 @@ from torchgw.linalg.sparse_entries import (
     scale_to_marginals,
     select_entries,
 )
-from torchgw.objective.sparse import SparseObjective
+from torchgw.objective.exact import SparseObjective
 from torchgw.request import limits
 from torchgw.search import graph_matching
 from torchgw.search.basins import MOST_CONTEST_PAIRS
@@ -191,7 +191,7 @@ def test_the_objective_is_that_of_stored_matrices(directed: bool) -> None:
     T = np.where(rng.uniform(size=(n, k)) < 0.1, rng.uniform(size=(n, k)), 0.0)
     T /= T.sum()
     x, y = (side / abs(side).max() for side in (X, Y))
-    problem = SparseObjective.of(x, y, T.sum(1), T.sum(0), not directed)
+    problem = SparseObjective(x, y, T.sum(1), T.sum(0), not directed)
     plan = sparse.csr_array(T)
     W = problem.cross(plan)
     assert problem.value(W, plan) == pytest.approx(value_of(X, Y, T), rel=1e-12)
@@ -484,7 +484,7 @@ def test_it_is_heard_of_ended_and_resumed(tmp_path: Path) -> None:
 def test_a_search_that_is_ended_has_a_plan() -> None:
     X, Y, _ = noisy_copy(graph("clustered", 100))
     masses = np.full(100, 0.01)
-    problem = SparseObjective.of(X, Y, masses, masses, True)
+    problem = SparseObjective(X, Y, masses, masses, True)
     first = graph_matching.find_seeds(problem, np.random.default_rng(0))
     plan = graph_matching.match_nodes(problem, first, lambda: True)
     np.testing.assert_array_equal(plan.toarray(), first.toarray())
@@ -492,7 +492,7 @@ def test_a_search_that_is_ended_has_a_plan() -> None:
 
 def test_annealing_again_from_the_pairs_that_were_left_finds_more(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y, _ = noisy_copy(graph("geometric", 1000), keep=0.95)
-    problem = SparseObjective.of(X, Y, np.full(1000, 1e-3), np.full(950, 1 / 950), True)
+    problem = SparseObjective(X, Y, np.full(1000, 1e-3), np.full(950, 1 / 950), True)
     first = graph_matching.find_seeds(problem, np.random.default_rng(0))
     agreed = []
     for rounds in (1, 4):
@@ -522,7 +522,7 @@ def test_twenty_thousand_nodes(kind: str) -> None:
     rows = np.arange(20_000)
     T = sparse.csr_array((np.full(20_000, 1 / 20_000), (rows, truth)), (20_000, 20_000))
     x, y = (AdjacencyDistances(side).matrix for side in (X, Y))
-    problem = SparseObjective.of(x, y, T.sum(axis=1), T.sum(axis=0), True)
+    problem = SparseObjective(x, y, T.sum(axis=1), T.sum(axis=0), True)
     assert result.strategy == "sparse"
     assert result.value <= 1.01 * problem.value(problem.cross(T), T)
     assert (result.argmax() == truth).mean() > 0.99

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.sparse import csr_matrix
 from scipy.stats import spearmanr
 
@@ -16,7 +17,8 @@ from tests.problems import daily
 from tests.test_models import OPTIONS, matrix_of, posed, solved
 from torchgw import GWOptions, LadderOptions, Partial, Supervision, SupervisionWarning, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
-from torchgw.objective.supervision import _forbidden_penalty, _pair_penalty
+from torchgw.objective import supervision
+from torchgw.objective.supervision import _pair_penalty, _penalty_at
 from torchgw.strategies import within_memory
 
 X, ANGLE_X = make_spiral(200)
@@ -50,16 +52,20 @@ def rule(kind: str, p: np.ndarray, q: np.ndarray) -> tuple[dict[str, Any], np.nd
 
 
 @pytest.mark.parametrize("factored", [True, False])
-def test_rules_of_pairs_are_the_penalties_they_stand_for(factored: bool) -> None:
+def test_rules_of_pairs_are_the_penalties_they_stand_for(factored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "MOST_COLUMNS", 256 if factored else 0)
     n, k, p, q = 5, 7, np.linspace(0.1, 0.9, 5), np.linspace(0.8, 0.2, 7)
-    for pairs in (np.array([[0, 1], [0, 2], [3, 2], [4, 6]]), np.array([[0, 1], [2, 1], [3, 1], [4, 6]])):
+    none = torch.zeros(n, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
+    for side, pairs in enumerate(
+        (np.array([[0, 1], [0, 2], [3, 2], [4, 6]]), np.array([[0, 1], [2, 1], [3, 1], [4, 6]]))
+    ):
         listed = np.zeros((n, k))
         listed[pairs[:, 0], pairs[:, 1]] = 1.0
-        for few in (0, 1):
-            found = _forbidden_penalty(pairs, (n, k), few, factored).rows(slice(0, n))
-            np.testing.assert_allclose(found, listed)
+        forbidden, few = _penalty_at(pairs, none, -0.5, 1.0, "forbidden", stored=True)
+        assert (few, forbidden.extra is None) == (side, factored)
+        np.testing.assert_allclose(forbidden.rows(slice(0, n)), listed)
         room = [(mass > 0) & (own <= mass) for mass, own in ((listed @ q, p), (p @ listed, q))]
-        found = _pair_penalty(pairs, p, q, factored).rows(slice(0, n))
+        found = _pair_penalty(pairs, p, q, stored=True).rows(slice(0, n))
         np.testing.assert_allclose(found, np.where(listed > 0, 0.0, np.add.outer(*(1.0 * side for side in room))))
 
 
@@ -200,12 +206,12 @@ def test_rules_that_cannot_be_kept_are_refused(arguments: dict[str, Any], messag
 
 
 def test_too_many_rules_for_streaming_are_refused_and_stored_otherwise() -> None:
-    pairs = np.stack((np.arange(200), np.arange(200) * 239 // 199), axis=1)
-    many = np.concatenate((pairs, pairs[:100] + np.array([0, 1])))
-    with pytest.raises(ValueError, match=r"supervision.pairs must need at most 256 columns of factors, got 300"):
-        gw_align(X, Y, supervision=Supervision(pairs=many), options=STREAMING)
-    result = gw_align(X, Y, supervision=Supervision(pairs=many), random_state=0)
-    assert spearmanr(ANGLE_X, ANGLE_Y[result.argmax()])[0] > 0.9
+    (x, angle_x), (y, angle_y) = make_spiral(400), make_swiss_roll(480, random_state=1)
+    many = np.stack((np.arange(260) * 399 // 259, np.arange(260) * 479 // 259), axis=1)
+    with pytest.raises(ValueError, match=r"supervision.pairs must need at most 256 columns of factors, got 260"):
+        gw_align(x, y, supervision=Supervision(pairs=many), options=STREAMING)
+    result = gw_align(x, y, supervision=Supervision(pairs=many), random_state=0)
+    assert spearmanr(angle_x, angle_y[result.argmax()])[0] > 0.9
 
 
 def test_supervision_by_itself_needs_no_distances() -> None:
@@ -249,10 +255,10 @@ def test_rules_that_are_stored_do_not_fall_back_to_streaming(monkeypatch: pytest
         raise MemoryError("not enough memory")
 
     monkeypatch.setitem(within_memory.SOLVERS, "dense", full)
-    many = np.stack((np.arange(200), np.arange(200)), axis=1)
-    rules = Supervision(pairs=np.concatenate((many, many[:100] + np.array([0, 1]))))
+    x, y = np.random.default_rng(0).random((2, 300, 2))
+    rules = Supervision(pairs=np.stack((np.arange(300), np.arange(300)), axis=1))
     with pytest.raises(MemoryError):
-        gw_align(X, Y, supervision=rules, random_state=0)
+        gw_align(x, y, supervision=rules, random_state=0)
 
 
 def test_a_pair_cannot_be_both_known_and_forbidden() -> None:

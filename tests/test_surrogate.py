@@ -13,8 +13,8 @@ import torchgw
 from tests.problems import quietly, random_masses
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.sparse import SparseCoupling
+from torchgw.objective.certify import exact_objective
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.value import exact_objective
 from torchgw.solvers.linear_oracle import solve_transport
 from torchgw.solvers.transport_costs import DenseCost
 from torchgw.spaces import PrecomputedDistances

@@ -199,8 +199,8 @@ def _refuse_without_entropy(epsilon: Any) -> None:
     """Refuse an end without entropy, of a call or of a checkpoint that is resumed."""
     if epsilon == 0:
         raise ValueError(
-            "epsilon must be above 0 or 'auto' where processes share a solve, got 0: take a small one, or solve without "
-            "entropy in one process, torchgw.gw_align"
+            "epsilon must be above 0 or 'auto' where processes share a solve, got 0: take a small one, or solve "
+            "without entropy in one process, torchgw.gw_align"
         )
 
 

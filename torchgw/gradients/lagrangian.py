@@ -24,9 +24,8 @@ from torch import Tensor
 
 from torchgw.gradients.plan_moments import ConstantProduct, PlanMoments, apply_function
 from torchgw.losses import SQUARE, SeparableLoss
-from torchgw.objective.divergence import product_divergence, relative_entropy
-from torchgw.objective.exact import PairLoss, factored_cross, factored_mean_square, product
-from torchgw.objective.model import Model, divergences, mean_cost
+from torchgw.objective.exact import PairLoss, factored_mean_square, product
+from torchgw.objective.model import Model, divergences, mean_cost, product_divergence, relative_entropy
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.traced import DifferentiableDistances
 from torchgw.types import DistanceProvider
@@ -105,10 +104,10 @@ def quadratic_value(
         return mean_cost(pairs.cost(T, rows, columns), T, rows, columns)
     if y.factors is not None:
         TG = plan.apply(y.factors[0], 1)
-        cross = factored_cross(y.factors[1], TG, multiply_distances(x, TG))
+        cross = y.factors[1] @ (TG * multiply_distances(x, TG)).sum(0)
     elif x.factors is not None:
         TF = plan.apply(x.factors[0], 0)
-        cross = factored_cross(x.factors[1], TF, multiply_distances(y, TF))
+        cross = x.factors[1] @ (TF * multiply_distances(y, TF)).sum(0)
     else:
         T = plan.matrix()
         cross = (multiply_distances(x, multiply_distances(y, T.T).T) * T).sum()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
-from torchgw.objective.divergence import negentropy
+from torchgw.objective.model import negentropy
 from torchgw.sinkhorn.implicit import PlanSensitivity
 
 

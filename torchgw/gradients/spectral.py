@@ -1,6 +1,6 @@
 """Traces of functions of a plan's Hessian, differentiable in the distances.
 
-In the coordinates Z = W sqrt(epsilon w / T) the operator A of `torchgw.objective.hessian` is symmetric,
+In the coordinates Z = W sqrt(epsilon w / T) the operator A of `torchgw.objective.curvature` is symmetric,
 
     A Z = Z - 2 alpha P [R o (D_X (R o Z) D_Y)],    R = sqrt(T / (epsilon w)),
 
@@ -20,7 +20,7 @@ from torchgw.couplings.blocks import DenseCoupling
 from torchgw.gradients.plan_moments import ConstantProduct, apply_function
 from torchgw.linalg.lanczos import recurrence
 from torchgw.linalg.matrix_functions import ScalarFunction, as_matrix, matrix_function
-from torchgw.objective.hessian import Hessian
+from torchgw.objective.curvature import Hessian
 
 LEFT = 1e-3  # of the largest step of a recurrence: the adjoint loses digits by the square of smaller ones
 

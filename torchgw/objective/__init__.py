@@ -1,1 +1,2 @@
-"""The objective: masses, marginals, losses, costs; its gradient, its value, and bounds on it."""
+"""The objective: masses, marginals, losses, costs; its gradient, its value, and
+bounds on it."""

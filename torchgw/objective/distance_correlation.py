@@ -1,17 +1,22 @@
-"""How far distances of points agree with those of their matches: the bias-corrected distance correlation
+"""How far distances of points agree with those of their matches: the
+bias-corrected distance correlation
 
     r = sum_ij A_ij B_ij / sqrt(sum_ij A_ij^2 sum_ij B_ij^2),        A = U(R_X), B = U(R_Y at the matches),
 
-of Szekely and Rizzo (2013, "The distance correlation t-test of independence in high dimension"), with entries
+of Szekely and Rizzo (2013, "The distance correlation t-test of independence in
+high dimension"), with entries
 
     U(R)_ij = R_ij - (sum_k R_ik + sum_k R_kj) / (n - 2) + sum_kl R_kl / ((n - 1) (n - 2)),    0 on the diagonal,
 
-of the ranks R of distances, as in Spearman's correlation. It is 1 for copies, and 0 on average for matchings that know
-nothing. A point far away from all others can be nearly all of the product plan's value; here it counts no more than
-another one, since its ranks are constant and U takes means of rows and columns away.
+of the ranks R of distances, as in Spearman's correlation. It is 1 for copies,
+and 0 on average for matchings that know nothing. A point far away from all
+others can be nearly all of the product plan's value; here it counts no more
+than another one, since its ranks are constant and U takes means of rows and
+columns away.
 
-r has n (n - 3) / 2 degrees of freedom, so a few points agree by luck. Two standard errors are taken off, by Fisher's
-transform: tanh(artanh r - 2 / sqrt(n (n - 3) / 2 - 1)).
+r has n (n - 3) / 2 degrees of freedom, so a few points agree by luck. Two
+standard errors are taken off, by Fisher's transform: tanh(artanh r - 2 / sqrt(n
+(n - 3) / 2 - 1)).
 """
 
 from __future__ import annotations
@@ -24,7 +29,6 @@ from torch import Tensor
 from torchgw.kernels.blocks import parts
 from torchgw.kernels.sampling import sample_evenly
 from torchgw.runtime.cuda_graphs import as_cuda_graph
-from torchgw.runtime.ranks import ranks_of
 from torchgw.spaces.landmark import move_to_storage
 from torchgw.spaces.scale import without_scale
 from torchgw.types import Coupling, DistanceProvider
@@ -38,8 +42,8 @@ GIVES = 0.1  # of the largest share of its mass that a point gives: points that 
 def sample_matched_distances(
     plan: Coupling, spaces: tuple[DistanceProvider, DistanceProvider], rows: Tensor, p: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `distance_correlation` is told of a plan. 120 points, drawn evenly by mass, stand for more; 64 where each
-    row of distances is a search.
+    """What `distance_correlation` is told of a plan. 120 points, drawn evenly
+    by mass, stand for more; 64 where each row of distances is a search.
 
     Parameters
     ----------
@@ -53,15 +57,19 @@ def sample_matched_distances(
 
 
 def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> float:
-    """The distance correlation of points and the targets that get most of their mass, less two standard errors.
+    """The distance correlation of points and the targets that get most of their
+    mass, less two standard errors.
 
-    NaN of fewer than eight points, and where all distances are the same. Points that give next to nothing are left out.
+    NaN of fewer than eight points, and where all distances are the same. Points
+    that give next to nothing are left out.
 
     Parameters
     ----------
-    D, E : distances (m, m) between the points, and between their matches, on the host as the others.
+    D, E : distances (m, m) between the points, and between their matches, on
+        the host as the others.
     share : (m,) what they give of their masses.
-    index : (m,) which points they are, those that were drawn several times one after another.
+    index : (m,) which points they are, those that were drawn several times one
+        after another.
     """
     some = share > GIVES * share.max()
     some[1:] &= index.diff() > 0  # a point of much mass is drawn several times
@@ -80,8 +88,9 @@ def distance_correlation(D: Tensor, E: Tensor, share: Tensor, index: Tensor) -> 
 def _sample_distance_submatrices(
     plan: Coupling, source: DistanceProvider, target: DistanceProvider, rows: Tensor, p: Tensor, most: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Distances (m, m) between at most so many points, drawn evenly by mass, and between their matches; which shares
-    of their masses they give (m,), and which points they are (m,)."""
+    """Distances (m, m) between at most so many points, drawn evenly by mass,
+    and between their matches; which shares of their masses they give (m,), and
+    which points they are (m,)."""
     every = torch.arange(len(rows), device=rows.device)
     index = every if len(rows) <= most else sample_evenly(rows, most)[0]
     matches = torch.cat([plan.rows(part).argmax(1) for part in parts(index, plan.shape[1])])
@@ -91,16 +100,13 @@ def _sample_distance_submatrices(
 def _submatrix(space: DistanceProvider, index: Tensor) -> Tensor:
     """Distances (m, m) between the points ``index`` (m,)."""
     space = move_to_storage(space, index.device)
-    factors = space.factors() if ranks_of(space).count == 1 else None
-    if factors is not None:
-        F, signs = factors[0][index], factors[1]
-        return (F * signs) @ F.T
     return torch.cat([space.rows(part)[:, index] for part in parts(index, space.size)])
 
 
 def _centre_ranks(D: Tensor) -> Tensor:
-    """U(R) (n, n) of the ranks of the entries off the diagonal, see the head of this file: zeros where all are equal.
-    Entries that are equal up to rounding have the mean of their ranks."""
+    """U(R) (n, n) of the ranks of the entries off the diagonal, see the head of
+    this file: zeros where all are equal. Entries that are equal up to rounding
+    have the mean of their ranks."""
     n, off = len(D), ~torch.eye(len(D), dtype=torch.bool)
     D = D.double()
     steps = (D[off] / (RESOLVED * D.abs().max()).clamp_min(torch.finfo(D.dtype).tiny)).round()

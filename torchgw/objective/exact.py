@@ -1,24 +1,40 @@
 """The linearised quadratic part of a plan, exactly.
 
-For marginals p and q of the plan T, the gradient of the quadratic part is 2 C with
+For marginals p and q of the plan T, the gradient of the quadratic part is 2 C
+with
 
     C = (D_X o D_X) p 1^T + 1 ((D_Y o D_Y) q)^T - 2 D_X T D_Y,
 
-whose last term needs one product of T with the factors of a space that has them, D = F diag(s) F^T, so that the rank of
-C is the smaller of the two; where neither has any, D_X T is stored. Where a space multiplies by itself, as a sparse
-adjacency does, D_X T D_Y (N, K) is, and no matrix of distances. A plan of few entries, as one without entropy is, takes
-one product of matrices instead of two, and the difference of two plans only the rows in which they differ.
+whose last term needs one product of T with the factors of a space that has
+them, D = F diag(s) F^T, so that the rank of C is the smaller of the two; where
+neither has any, D_X T is stored. Where a space multiplies by itself, as a
+sparse adjacency does, D_X T D_Y (N, K) is, and no matrix of distances. A plan
+of few entries, as one without entropy is, takes one product of matrices instead
+of two, and the difference of two plans only the rows in which they differ.
 
-The value of asymmetric D, <(D_X o D_X) p, p> + <(D_Y o D_Y) q, q> - 2 <D_X T D_Y^T, T>, is a quadratic form of T all
-the same, whose symmetric bilinear form is C with the mean of D o D and its transpose, and with
+The value of asymmetric D, <(D_X o D_X) p, p> + <(D_Y o D_Y) q, q> - 2 <D_X T
+D_Y^T, T>, is a quadratic form of T all the same, whose symmetric bilinear form
+is C with the mean of D o D and its transpose, and with
 
     (D_X T D_Y^T + D_X^T T D_Y) / 2    in place of D_X T D_Y,
 
 which is D_X T (D_Y + D_Y^T) / 2 where D_X alone is symmetric.
 
-Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
-M. Scetbon, G. Peyre, M. Cuturi, "Linear-time Gromov Wasserstein distances using low rank couplings and costs", 2022
-(factored distances).
+Between two sparse matrices, of plans with few entries, nothing of the size N K
+is stored:
+
+    W = (D_X T D_Y^T + D_X^T T D_Y) / 2,    <C(T), T> = a . p + b . q - 2 <W, T>,
+
+with the mean squares a = (D_X o D_X) p and b = (D_Y o D_Y) q. Where T has a few
+entries in each row, W has about as many as the products of the degrees of its
+matches, and is zero everywhere else, so that C(T) is known at all pairs of
+points by the entries of W, and linear problems over all plans are problems on
+these.
+
+Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of
+kernel and distance matrices", 2016; M. Scetbon, G. Peyre, M. Cuturi,
+"Linear-time Gromov Wasserstein distances using low rank couplings and costs",
+2022 (factored distances).
 """
 
 from __future__ import annotations
@@ -26,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,27 +50,31 @@ from torch import Tensor
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.kernels.blocks import block_rows, blocks, points_at_once
 from torchgw.kernels.sums import inner_product
+from torchgw.linalg.sparse_entries import entry_rows, inner
 from torchgw.losses import SQUARE, SeparableLoss, loss_factors
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces import PrecomputedDistances
 from torchgw.spaces.scale import without_scale
-from torchgw.types import Coupling, DistanceProvider, is_symmetric, multiplies
+from torchgw.types import Array, Coupling, DistanceProvider, is_symmetric, multiplies
 
 BLOCK_ROWS = 256
 FEW_ENTRIES = 0.01  # share of a plan's, up to which a sparse product takes less
 ROUNDING, SUMS_ROUNDING = 1e-15, 1e-12  # of the largest entry
 
+Spaces: TypeAlias = tuple[DistanceProvider, DistanceProvider]
 Factors: TypeAlias = tuple[Tensor, Tensor]
 """F (N, r) and signs s (r,) of distances F diag(s) F^T."""
 
 
 class ExactGradient:
-    """The gradient itself, for couplings with marginals p (N,) and q (K,) unless it is told others.
+    """The gradient itself, for couplings with marginals p (N,) and q (K,)
+    unless it is told others.
 
-    Spaces that have neither factors nor products of their own are stored as matrices, so construction may take all
-    graph searches. Losses other than the square need the matrices of both spaces.
+    Spaces that have neither factors nor products of their own are stored as
+    matrices, so construction may take all graph searches. Losses other than the
+    square need the matrices of both spaces.
     """
 
     def __init__(
@@ -72,14 +92,16 @@ class ExactGradient:
 
     @property
     def without_scale(self) -> ExactGradient:
-        """The same of spaces with their scaled distances alone, see `torchgw.spaces.scale.without_scale`."""
+        """The same of spaces with their scaled distances alone, see
+        `torchgw.spaces.scale.without_scale`."""
         made, known = copy(self), vars(self)
         spaces = {name: without_scale(known[name]) for name in ("source", "target")}
         vars(made).update(spaces, sides=tuple(map(without_scale, self.sides)))
         return made
 
     def means(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The row (N,) and column (K,) terms of the cost of a plan with these marginals."""
+        """The row (N,) and column (K,) terms of the cost of a plan with these
+        marginals."""
         if self.loss is SQUARE:
             return mean_squares(without_scale(self.source), p), mean_squares(without_scale(self.target), q)
         x, y = self.sides
@@ -87,8 +109,10 @@ class ExactGradient:
         return mean_of(f1, p, is_symmetric(x)), mean_of(f2, q, is_symmetric(y))
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
-        return _cost(self.without_scale, coupling, p, q) if p.is_cuda else self.cost(coupling, p, q)
+        gradient = self.without_scale if p.is_cuda else self
+        return gradient.cost(coupling, p, q)
 
+    @as_cuda_graph()
     def cost(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         """What the gradient is called for."""
         a, b = (self.a, self.b) if q is None else self.means(p, q)
@@ -111,7 +135,8 @@ class ExactGradient:
                 return FactoredCost.from_product(a, b, directed_product(partial(product, D), partial(product, E), T))
             if self._stores_product:
                 return FactoredCost.from_product(a, b, symmetric_product(D, symmetric_product(E, T.T).T))
-            # The cheaper order of D_X T D_Y: the product that is left has the smaller inner dimension.
+            # The cheaper order of D_X T D_Y: the product that is left has the
+            # smaller inner dimension.
             U, V = (dense(D), dense(E) @ T.T) if T.shape[0] <= T.shape[1] else (dense(D) @ T, dense(E))
         return FactoredCost(a, b, U, V)
 
@@ -122,18 +147,20 @@ class ExactGradient:
 
     @property
     def has_matrices(self) -> bool:
-        """Whether both spaces are symmetric matrices on the CPU, of which plans of few entries need less."""
+        """Whether both spaces are symmetric matrices on the CPU, of which plans
+        of few entries need less."""
         factors = any(space.factors() is not None for space in (self.source, self.target))
         return not (factors or self._stores_product or self.a.is_cuda)
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
-        """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T): by the rows in which they differ, or by S."""
+        """C(S) - C(T) (N, K) of a plan S of few entries, from T and C(T): by
+        the rows in which they differ, or by S."""
         found = self.change_by_rows(vertex, plan)
         return self(vertex, self.a).rows(slice(None)).sub_(cost) if found is None else found
 
     def change_by_rows(self, vertex: SparseCoupling, plan: Tensor) -> Tensor | None:
-        """-2 D_X (S - T) D_Y (N, K) by the rows in which the plans differ; None where these are most, and but for
-        matrices."""
+        """-2 D_X (S - T) D_Y (N, K) by the rows in which the plans differ; None
+        where these are most, and but for matrices."""
         if not self.has_matrices:
             return None
         row, column, mass = vertex.row, vertex.column, vertex.mass
@@ -151,15 +178,17 @@ class ExactGradient:
         return (dense(self.source)[:, rows] @ right).mul_(-2.0)
 
     def cost_from_factored_plan(self, product: Tensor, p: Tensor, q: Tensor) -> FactoredCost:
-        """The cost from F^T T G, where both spaces have factors F and G, and from the marginals of T."""
+        """The cost from F^T T G, where both spaces have factors F and G, and
+        from the marginals of T."""
         left, right = self.source.factors(), self.target.factors()
         assert left is not None
         assert right is not None
         return assemble_factored_cost(left, right, product, *self.means(p, q))
 
     def cost_between_points(self, rows: Tensor, columns: Tensor, T: Tensor) -> FactoredCost:
-        """The cost of a plan T (L, L') that lives on a few points of each space, given by their indices, up to row and
-        column terms: those are of the masses that were asked for."""
+        """The cost of a plan T (L, L') that lives on a few points of each
+        space, given by their indices, up to row and column terms: those are of
+        the masses that were asked for."""
         left, right = self.source.factors(), self.target.factors()
         if left is not None and right is not None:
             (F, s), (G, t) = left, right
@@ -167,16 +196,13 @@ class ExactGradient:
         return FactoredCost(self.a, self.b, self.source.rows(rows).T @ T, self.target.rows(columns).T)
 
 
-@as_cuda_graph()
-def _cost(gradient: ExactGradient, coupling: Coupling, p: Tensor, q: Tensor | None) -> FactoredCost:
-    return gradient.cost(coupling, p, q)
-
-
 class PairLoss(NamedTuple):
-    """L(D_X[i,i'], D_Y[j,j']) = f1[i,i'] + f2[j,j'] - 2 h1[i,i'] h2[j,j'] for stored distances.
+    """L(D_X[i,i'], D_Y[j,j']) = f1[i,i'] + f2[j,j'] - 2 h1[i,i'] h2[j,j'] for
+    stored distances.
 
     f1, h1 : (N, N).
-    f2, h2 : (K, K). Their first sizes may be of other points than those of the plan.
+    f2, h2 : (K, K). Their first sizes may be of other points than those of the
+        plan.
     symmetric : whether all of them are, of the points of the plan.
     """
 
@@ -192,7 +218,8 @@ class PairLoss(NamedTuple):
         return cls(loss.f1(D), loss.f2(E), *loss_factors(loss, D, E))
 
     def cost(self, plan: Tensor, rows: Tensor, columns: Tensor) -> FactoredCost:
-        """C(T) of plans (..., N, K) with these marginals (..., N), (..., K); of one plan where they are asymmetric."""
+        """C(T) of plans (..., N, K) with these marginals (..., N), (..., K); of
+        one plan where they are asymmetric."""
         if self.symmetric:
             return FactoredCost(rows @ self.f1.mT, columns @ self.f2.mT, self.h1 @ plan, self.h2)
         cross = directed_product(partial(matrix_product, self.h1), partial(matrix_product, self.h2), plan)
@@ -200,7 +227,8 @@ class PairLoss(NamedTuple):
 
 
 def assemble_factored_cost(left: Factors, right: Factors, product: Tensor, a: Tensor, b: Tensor) -> FactoredCost:
-    """C(T) between factored spaces from F^T T G (r, r') and its row (N,) and column (K,) terms, at the smaller rank."""
+    """C(T) between factored spaces from F^T T G (r, r') and its row (N,) and
+    column (K,) terms, at the smaller rank."""
     (F, s), (G, t) = left, right
     core = s[:, None] * product.to(F.dtype) * t
     U, V = (F, G @ core.T) if F.shape[1] <= G.shape[1] else (F @ core, G)
@@ -211,19 +239,15 @@ def assemble_factored_cost(left: Factors, right: Factors, product: Tensor, a: Te
 def factored_quadratic(
     product: Tensor, left: Factors, right: Factors, p: Tensor, q: Tensor, ranks: Ranks = ALONE
 ) -> Tensor:
-    """<C(T), T> between factored spaces from M = F^T T G (r, r') and the marginals p (N,), q (K,) of T,
+    """<C(T), T> between factored spaces from M = F^T T G (r, r') and the
+    marginals p (N,), q (K,) of T,
 
-    sum s_k s_l (F^T diag(p) F)_kl^2 + sum t_k t_l (G^T diag(q) G)_kl^2 - 2 sum s_k t_l M_kl^2, in their dtype. The
-    factors are the ranks' shares.
+    sum s_k s_l (F^T diag(p) F)_kl^2 + sum t_k t_l (G^T diag(q) G)_kl^2 - 2 sum
+    s_k t_l M_kl^2, in their dtype. The factors are the ranks' shares.
     """
     (F, s), (G, t) = left, right
     cross: Tensor = (s.to(p)[:, None] * product.square() * t.to(q)).sum()
     return factored_mean_square(F, s, p, ranks) + factored_mean_square(G, t, q, ranks) - 2 * cross
-
-
-def factored_cross(signs: Tensor, TF: Tensor, DTF: Tensor) -> Tensor:
-    """<D_X T D_Y, T> where D_X = F diag(signs) F^T alone has factors, from T^T F and D_Y T^T F, both (K, r)."""
-    return (signs.to(TF) * (TF * DTF).sum(0)).sum()
 
 
 def dense(space: DistanceProvider) -> Tensor:
@@ -233,13 +257,15 @@ def dense(space: DistanceProvider) -> Tensor:
 
 
 def ensure_products(space: DistanceProvider, device: torch.device) -> DistanceProvider:
-    """The space where it has factors or products of its own, else its distances stored as a matrix."""
+    """The space where it has factors or products of its own, else its distances
+    stored as a matrix."""
     by_itself = space.factors() is not None or multiplies(space)
     return space if by_itself else PrecomputedDistances.of(space, device)
 
 
 def product(space: DistanceProvider, V: Tensor, axis: int = 1) -> Tensor:
-    """D V (N, d), for axis 0 D^T V, by the factors, the space itself, the stored matrix, or blocks of rows."""
+    """D V (N, d), for axis 0 D^T V, by the factors, the space itself, or the
+    matrix, which is stored."""
     factors = space.factors()
     if factors is not None:
         F, signs = (part.to(V.dtype) for part in factors)
@@ -247,18 +273,8 @@ def product(space: DistanceProvider, V: Tensor, axis: int = 1) -> Tensor:
     if multiplies(space):
         found: Tensor = space.apply(V, axis)  # type: ignore[attr-defined]
         return found
-    if isinstance(space, PrecomputedDistances):
-        return matrix_product(space.matrix.to(V.dtype), V, axis)
-    out = V.new_zeros(space.size, V.shape[1])
-    for part in torch.split(
-        torch.arange(space.size, device=V.device), points_at_once(space.size, V.device, BLOCK_ROWS)
-    ):
-        rows = space.rows(part).to(V.dtype)
-        if axis == 1:
-            out[part] = rows @ V
-        else:
-            out += rows.T @ V[part]
-    return out
+    D = PrecomputedDistances.of(space, V.device).matrix
+    return matrix_product(D.to(V.dtype), V, axis)
 
 
 def matrix_product(D: Tensor, V: Tensor, axis: int) -> Tensor:
@@ -275,14 +291,16 @@ def symmetric_product(space: DistanceProvider, V: Tensor) -> Tensor:
 def directed_product(
     source: Callable[[Tensor, int], Tensor], target: Callable[[Tensor, int], Tensor], T: Tensor
 ) -> Tensor:
-    """(D_X T D_Y^T + D_X^T T D_Y) / 2 (..., N, K) from the products with each space, over both axes."""
+    """(D_X T D_Y^T + D_X^T T D_Y) / 2 (..., N, K) from the products with each
+    space, over both axes."""
     one, other = (source(target(T.mT, axis).mT, axis) for axis in (1, 0))
     return (one + other) / 2
 
 
 @as_cuda_graph()
 def mean_squares(space: DistanceProvider, mass: Tensor) -> Tensor:
-    """(D o D) mass (N,), the squared eccentricities; of asymmetric D their mean over both directions."""
+    """(D o D) mass (N,), the squared eccentricities; of asymmetric D their mean
+    over both directions."""
     factors = space.factors()
     if factors is not None:
         F, signs = (part.to(mass.dtype) for part in factors)
@@ -310,13 +328,62 @@ def mean_of(f: Tensor, mass: Tensor, symmetric: bool) -> Tensor:
 
 @as_cuda_graph()
 def factored_mean_squares(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-    """(D o D) mass (N,) for D = F diag(signs) F^T, in the dtype of F, the ranks' shares; O(N r^2)."""
+    """(D o D) mass (N,) for D = F diag(signs) F^T, in the dtype of F, the
+    ranks' shares; O(N r^2)."""
     signed = F * signs
     return ranks.all_gather(((signed @ inner_product(F, F, mass, ranks).to(F.dtype)) * signed).sum(1), len(mass))
 
 
 @as_cuda_graph()
 def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = ALONE) -> Tensor:
-    """<mass, (D o D) mass> for D = F diag(signs) F^T, in the dtype of the masses; O(N r^2), memory of a block."""
+    """<mass, (D o D) mass> for D = F diag(signs) F^T, in the dtype of the
+    masses; O(N r^2), memory of a block."""
     signs = signs.to(mass.dtype)
     return (signs[:, None] * inner_product(F, F, mass, ranks).square() * signs).sum()
+
+
+class SparseObjective:
+    """Two matrices, with what the marginals decide.
+
+    Parameters
+    ----------
+    X, Y : D_X (N, N), D_Y (K, K), SciPy CSR arrays, float64.
+    p, q : masses (N,), (K,), the marginals of all plans.
+    symmetric : whether both matrices are.
+
+    Attributes
+    ----------
+    a, b : mean squares of rows and columns (N,), (K,), in units of cost.
+    """
+
+    def __init__(self, X: Any, Y: Any, p: Array, q: Array, symmetric: bool) -> None:
+        self.X, self.Y, self.symmetric = X, Y, symmetric
+        self.p, self.q = p, q
+        self.a, self.b = (((D**2) @ mass + (D**2).T @ mass) / 2 for D, mass in ((X, p), (Y, q)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return len(self.p), len(self.q)
+
+    @property
+    def constant(self) -> float:
+        """a . p + b . q."""
+        return float(self.a @ self.p + self.b @ self.q)
+
+    def cross(self, T: Any) -> Any:
+        """W (N, K) of a plan, CSR."""
+        if self.symmetric:
+            return (self.X @ T @ self.Y).tocsr()
+        return ((self.X @ T @ self.Y.T + self.X.T @ T @ self.Y) / 2).tocsr()
+
+    def value(self, W: Any, T: Any) -> float:
+        """<C(T), T> of a plan on the marginals, with its W."""
+        return self.constant - 2 * inner(W, T)
+
+    def similarity(self, T: Any) -> Any:
+        """2 W_ij / (a_i + b_j), CSR: 1 where T carries all neighbours of i to
+        those of j."""
+        W = self.cross(T)
+        W.data *= 2 / (self.a[entry_rows(W)] + self.b[W.indices]).clip(min=1e-300)
+        return W

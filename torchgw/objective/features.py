@@ -24,10 +24,12 @@ class FeatureCost:
     Parameters
     ----------
     X, Y : features (N, d) and (K, d), in the same units.
-    metric : "sqeuclidean", ``|x - y|^2 / scale``, or "cosine", ``(1 - cos(x, y)) / scale``.
-    scale : what costs are divided by. None takes, for "sqeuclidean", the square of the sum of the two largest distances
-        from the common mean, which no pair exceeds, and 2 for "cosine": costs are then between 0 and 1, like squared
-        scaled distances. 1.0 takes them as they are.
+    metric : "sqeuclidean", ``|x - y|^2 / scale``, or "cosine", ``(1 - cos(x,
+        y)) / scale``.
+    scale : what costs are divided by. None takes, for "sqeuclidean", the square
+        of the sum of the two largest distances from the common mean, which no
+        pair exceeds, and 2 for "cosine": costs are then between 0 and 1, like
+        squared scaled distances. 1.0 takes them as they are.
 
     Notes
     -----
@@ -69,7 +71,8 @@ class FeatureCost:
         return cost, float(scale)
 
     def between(self, x: Tensor, y: Tensor) -> tuple[FactoredCost, Tensor]:
-        """The cost between features that were checked, and its scale; differentiable."""
+        """The cost between features that were checked, and its scale;
+        differentiable."""
         if self.metric == "cosine":
             scale = x.new_tensor(2.0 if self.scale is None else self.scale)
             a, b = (0.5 / scale * torch.ones_like(side[:, 0]) for side in (x, y))

@@ -1,31 +1,35 @@
-"""The linearised cost of the whole objective: what an outer iteration solves a transport problem for.
+"""The linearised cost of the whole objective: what an outer iteration solves a
+transport problem for.
 
-Half the derivative of F (see `torchgw.objective.model`) at a plan T in the direction S is, with the weight
-w = alpha m + beta / 2 and m = sum T, w times a linear problem in S,
+Half the derivative of F (see `torchgw.objective.model`) at a plan T in the
+direction S is, with the weight w = alpha m + beta / 2 and m = sum T, w times a
+linear problem in S,
 
     <Chat, S> + sum rho KL(S's marginal | p) + epsilon KL(S | p q^T),
     Chat = (alpha (C(T) + k) + (beta M + P) / 2) / w,
     k = sum rho <mu, log(mu / p)> + epsilon <T, log(T / p q^T)>,
 
-so epsilon and rho mean the same for every alpha: 1 is pure Gromov-Wasserstein, 0 linear transport of M. The constant k
-matters only where the mass of the plan is free. There T is first scaled to c T, at which F is lowest along its ray; c
-has a closed form but for one Newton iteration. Without it, masses of two iterations would alternate around their
-geometric mean.
+so epsilon and rho mean the same for every alpha: 1 is pure Gromov-Wasserstein,
+0 linear transport of M. The constant k matters only where the mass of the plan
+is free. There T is first scaled to c T, at which F is lowest along its ray; c
+has a closed form but for one Newton iteration. Without it, masses of two
+iterations would alternate around their geometric mean.
 
-Everything holds over leading batch dimensions, of stored plans as of couplings that are read in blocks.
+Everything holds over leading batch dimensions, of stored plans as of couplings
+that are read in blocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
-from torchgw.objective.divergence import kl, negentropy, relative_entropy
-from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.model import Model, kl, mean_cost, negentropy, relative_entropy
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.types import Coupling
 
@@ -36,17 +40,19 @@ class Gradient(Protocol):
     """The seam between the loop and the way its cost is found."""
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
-        """Linearised cost of ``coupling`` with row marginal ``p``; ``q`` is its column marginal where the two are not
-        those that were asked for."""
+        """Linearised cost of ``coupling`` with row marginal ``p``; ``q`` is its
+        column marginal where the two are not those that were asked for."""
 
 
 class Moments(NamedTuple):
-    """What F and its derivative need of a plan T beside C(T), in units of the scaled squared distance.
+    """What F and its derivative need of a plan T beside C(T), in units of the
+    scaled squared distance.
 
     rows, columns : the marginals of T, (..., N) and (..., K).
     quadratic : <C(T), T> (...).
     linear : <beta M + P, T> (...); 0.0 where there is neither M nor P.
-    entropy : <T, log(T / p q^T)> (...), without unit; 0.0 where the mass is not free.
+    entropy : <T, log(T / p q^T)> (...), without unit; 0.0 where the mass is not
+        free.
     """
 
     rows: Tensor
@@ -89,8 +95,8 @@ class Weights(NamedTuple):
 def moments_of(
     model: Model, raw: FactoredCost, linear: FactoredCost | None, plan: Tensor | Coupling, rows: Tensor, columns: Tensor
 ) -> Moments:
-    """Of a plan with these marginals, from C(T) and beta M + P: a product with the factors of each, and where the mass
-    is free a pass over the plan."""
+    """Of a plan with these marginals, from C(T) and beta M + P: a product with
+    the factors of each, and where the mass is free a pass over the plan."""
     value = 0.0 if linear is None else mean_cost(linear, plan, rows, columns)
     entropy: Tensor | float = 0.0
     if model.marginals.free_mass:
@@ -101,8 +107,9 @@ def moments_of(
 
 
 def weights_of(model: Model, moments: Moments | None = None) -> Weights:
-    """Those of the plan that was read, scaled to where F is lowest on its ray if its mass is free; without moments
-    those of a plan of mass one and k = 0."""
+    """Those of the plan that was read, scaled to where F is lowest on its ray
+    if its mass is free; without moments those of a plan of mass one and k =
+    0."""
     if moments is None or not model.marginals.free_mass:
         return Weights.of(model)
     m = moments.rows.sum(-1)
@@ -119,17 +126,20 @@ def weights_of(model: Model, moments: Moments | None = None) -> Weights:
 def linearise(
     model: Model, raw: FactoredCost, linear: FactoredCost | None, moments: Moments | None = None
 ) -> FactoredCost:
-    """Chat from C(T) and beta M + P; ``moments`` of the plan matter where its mass is free."""
+    """Chat from C(T) and beta M + P; ``moments`` of the plan matter where its
+    mass is free."""
     return raw if model.is_standard else weights_of(model, moments).combine_costs(raw, linear)
 
 
 def minimise_on_ray(
     alpha: float, beta: float, quadratic: Tensor, linear: Tensor | float, base: Tensor, growth: Tensor, m: Tensor
 ) -> Tensor:
-    """log c (...) of the multiple c T of a plan of mass m and constant k = ``base`` at which F is lowest.
+    """log c (...) of the multiple c T of a plan of mass m and constant k =
+    ``base`` at which F is lowest.
 
-    ``growth`` = (sum rho + epsilon) m is how k / c grows with u = log c. The root u of
-    alpha e^u (2 Q + 4 m (k + growth u)) + linear + beta (k + growth u), by Newton's method.
+    ``growth`` = (sum rho + epsilon) m is how k / c grows with u = log c. The
+    root u of alpha e^u (2 Q + 4 m (k + growth u)) + linear + beta (k + growth
+    u), by Newton's method.
     """
     u = -(quadratic + 2 * m * base) / (2 * m * growth) if beta == 0 else torch.zeros_like(m)
     if beta == 0 and not isinstance(linear, Tensor):
@@ -144,8 +154,6 @@ def minimise_on_ray(
 
 def energy(model: Model, moments: Moments) -> Tensor:
     """F (...) without its entropy, to compare plans that are not solved to the end."""
-    if model.is_standard:
-        return moments.quadratic
     penalty = model.divergences(moments.rows, moments.columns, capped=True)
     return torch.as_tensor(model.total(moments.quadratic, penalty, moments.linear))
 
@@ -160,18 +168,13 @@ class ModelGradient:
 
     def __init__(self, quadratic: Gradient, model: Model) -> None:
         self.quadratic, self.model = quadratic, model
-        self._linear: dict[torch.dtype, FactoredCost | None] = {}
-
-    def linear(self, dtype: torch.dtype) -> FactoredCost | None:
-        """beta M + P."""
-        if dtype not in self._linear:
-            self._linear[dtype] = self.model.linear(dtype)
-        return self._linear[dtype]
+        self._linear = cache(model.linear)
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         raw, linear, rows, columns = self._parts(coupling, p.dtype)
-        free = self.model.marginals.free_mass
-        moments = moments_of(self.model, raw, linear, coupling, rows, columns) if free else None
+        moments = (
+            moments_of(self.model, raw, linear, coupling, rows, columns) if self.model.marginals.free_mass else None
+        )
         return linearise(self.model, raw, linear, moments)
 
     def evaluate(self, coupling: Coupling, p: Tensor) -> tuple[FactoredCost, Tensor]:
@@ -186,4 +189,4 @@ class ModelGradient:
         """C(T), beta M + P, and the marginals of a coupling."""
         rows, columns = (side.to(dtype) for side in self.model.marginals_of(coupling))
         raw = self.quadratic(coupling, rows, None if self.model.has_hard_marginals else columns)
-        return raw, self.linear(raw.U.dtype), rows, columns
+        return raw, self._linear(raw.U.dtype), rows, columns

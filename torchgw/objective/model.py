@@ -1,14 +1,23 @@
-"""The objective around the quadratic part: masses, marginal model, linear cost, and what they make of its gradient.
+"""The objective around the quadratic part: masses, marginal model, linear cost,
+and what they make of its gradient.
 
     F(T) = alpha [quad(T) + sum rho KL(mu x mu | p x p) + epsilon KL(T x T | (p q^T) x (p q^T))]
          + beta [<M, T> + sum rho KL(mu | p) + epsilon KL(T | p q^T)] + <P, T>
 
-over the two marginals mu of T; beta is 1 - alpha over the scale of the masses, P holds the penalties of pairs. The
-derivative of F is in `torchgw.objective.linearise`, the divergences KL are in `torchgw.objective.divergence`.
+over the two marginals mu of T; beta is 1 - alpha over the scale of the masses,
+P holds the penalties of pairs. The derivative of F is in
+`torchgw.objective.linearise`. The divergences, over leading batch dimensions,
+are
 
-Sources: T. Vayer et al., "Optimal transport for structured data with application on graphs", 2019 (fused); T. Sejourne,
-F.-X. Vialard, G. Peyre, "The unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning individual
-brains with fused unbalanced Gromov-Wasserstein", 2022 (both).
+    KL(x | a)                 = sum x log(x / a) - x + a                              of marginals
+    KL(T | p q^T)             = <T, log(T / p q^T)> - sum T + sum p sum q             of plans
+    <T, log(T / p q^T)>       = sum T log T - <T 1, log p> - <T^T 1, log q>           (relative entropy)
+    KL(x (x) x | a (x) a)     = 2 m KL(x | a) + (m - sum a)^2,    m = sum x
+
+Sources: T. Vayer et al., "Optimal transport for structured data with
+application on graphs", 2019 (fused); T. Sejourne, F.-X. Vialard, G. Peyre, "The
+unbalanced Gromov-Wasserstein distance", 2021; A. Thual et al., "Aligning
+individual brains with fused unbalanced Gromov-Wasserstein", 2022 (both).
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,7 +34,6 @@ from torchgw.couplings.blocks import BlockCoupling
 from torchgw.kernels.sums import inner
 from torchgw.losses import SQUARE, SeparableLoss
 from torchgw.marginals import Balanced, Marginals, damping
-from torchgw.objective.divergence import kl, negentropy, product_divergence, relative_entropy
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
@@ -38,13 +46,17 @@ LARGEST_COMPARED_RHO = 300.0  # of epsilon
 SMALLEST_RHO = 1e-20  # that epsilon over it is a number in float32; below, a marginal is free
 BALANCED = Balanced()
 
+Constraints: TypeAlias = tuple[MarginalConstraint, MarginalConstraint]
+
 
 class Values(NamedTuple):
-    """F of a plan without its entropy, and its parts, in units of the scaled squared distance.
+    """F of a plan without its entropy, and its parts, in units of the scaled
+    squared distance.
 
     quadratic : Q(T).
     linear : <M, T>.
-    penalty : the divergences of the marginals, weighed as in F, and <P, T> of soft rules.
+    penalty : the divergences of the marginals, weighed as in F, and <P, T> of
+        soft rules.
     total : alpha Q(T) + beta <M, T> + penalty.
     violation : mass on pairs that break a rule.
     """
@@ -58,16 +70,19 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """The objective but for the distances; costs, epsilon and rho in units of the scaled squared distance.
+    """The objective but for the distances; costs, epsilon and rho in units of
+    the scaled squared distance.
 
-    p, q : masses (N,), (K,), float64, divided by a scale so that plans have a mass of about one.
+    p, q : masses (N,), (K,), float64, divided by a scale so that plans have a
+        mass of about one.
     epsilon : weight of the entropy.
     marginals : the marginal model, with its rho or total mass.
     alpha, beta : weights of the quadratic and the linear part.
     cost : M (N, K), or None.
     loss : L of two distances.
     penalty : P (N, K), what the rules of a supervision add, or None.
-    strength : of its rules as asked for, infinite where they are constraints, which are no part of any value.
+    strength : of its rules as asked for, infinite where they are constraints,
+        which are no part of any value.
     price : of its rules as solved for.
     log_mass_scale : log of the scale of the masses.
     points : indices (n,), (k,) that rules name, or None.
@@ -93,9 +108,9 @@ class Model:
 
     @property
     def is_standard(self) -> bool:
-        """Whether the objective is quadratic and squared alone, under hard marginals of mass one."""
-        alone = self.alpha == 1.0 and self.penalty is None
-        return self.marginals.balanced and alone and self.loss is SQUARE
+        """Whether the objective is quadratic and squared alone, under hard
+        marginals of mass one."""
+        return all((self.has_hard_marginals, self.alpha == 1.0, self.penalty is None, self.loss is SQUARE))
 
     @property
     def has_hard_marginals(self) -> bool:
@@ -108,20 +123,9 @@ class Model:
 
     @property
     def constraints(self) -> Model:
-        """The masses and how they hold, which sides of linear problems are made of: no cost, and no epsilon, which a
-        graph would be captured for."""
+        """The masses and how they hold, which sides of linear problems are made
+        of: no cost, and no epsilon, which a graph would be captured for."""
         return Model(self.p, self.q, epsilon=0.0, marginals=self.marginals)
-
-    @cached_property
-    def _masses_by_dtype(self) -> dict[torch.dtype, tuple[Tensor, Tensor]]:
-        """Masses in other dtypes, which were asked for before."""
-        return {}
-
-    def masses_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The masses in a dtype."""
-        if dtype not in self._masses_by_dtype:
-            self._masses_by_dtype[dtype] = self.p.to(dtype), self.q.to(dtype)
-        return self._masses_by_dtype[dtype]
 
     @cached_property
     def logs(self) -> tuple[Tensor, Tensor]:
@@ -129,48 +133,61 @@ class Model:
         return self.p.log2(), self.q.log2()
 
     @cached_property
-    def _constraint_cache(self) -> dict[torch.dtype, tuple[MarginalConstraint, MarginalConstraint]]:
-        """Sides that were made before, on the device of the masses; of balanced problems only."""
+    def _in_dtypes(self) -> dict[torch.dtype, tuple[tuple[Tensor, Tensor], Constraints]]:
+        """Masses, and the sides of a balanced problem, in dtypes that were
+        asked for before."""
         return {}
 
-    def with_masses(self, p: Tensor, q: Tensor, cost: FactoredCost | None, penalty: FactoredCost | None) -> Model:
-        """The same objective between other points, with these masses and costs."""
-        return replace(self, p=p, q=q, cost=cost, penalty=penalty)
+    def _in_dtype(self, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], Constraints]:
+        """The masses, and the sides of a balanced problem, made once for each dtype."""
+        if dtype not in self._in_dtypes:
+            row, column = (MarginalConstraint(side.to(dtype)) for side in self.logs)
+            masses = self.p.to(dtype), self.q.to(dtype)
+            self._in_dtypes[dtype] = masses, (row, column)
+        return self._in_dtypes[dtype]
+
+    def masses_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The masses in a dtype."""
+        return self._in_dtype(dtype)[0]
 
     def average_cost(self, cost: FactoredCost, rows: Cells, columns: Cells) -> FactoredCost:
-        """A cost between cells of points: every factor, of which ranks may have their shares, replaced by its mean."""
+        """A cost between cells of points: every factor, of which ranks may have
+        their shares, replaced by its mean."""
         assert cost.extra is None  # stored costs are for the dense strategy alone
         a, b = rows.means(cost.a[:, None], self.p)[:, 0], columns.means(cost.b[:, None], self.q)[:, 0]
         return FactoredCost(a, b, rows.means(cost.U, self.p, self.ranks), columns.means(cost.V, self.q, self.ranks))
 
     def coarsen(self, rows: Cells, columns: Cells) -> Model:
         """The coarsened model: masses summed, costs averaged within cells."""
-        found, points = self.with_masses(*_average_over_cells(self, rows, columns)), self.points
+        p, q, cost, penalty = _average_over_cells(self, rows, columns)
+        points = self.points
         if points is not None:
             points = torch.unique(rows.label[points[0]]), torch.unique(columns.label[points[1]])
-        return replace(found, points=points, groups=None, ranks=ALONE)
+        return replace(self, p=p, q=q, cost=cost, penalty=penalty, points=points, groups=None, ranks=ALONE)
 
     def to(self, device: torch.device) -> Model:
         """The same objective on another device."""
-        sides = (self.p.to(device), self.q.to(device))
-        costs = (None if cost is None else cost.to(device) for cost in (self.cost, self.penalty))
-        named, groups = (
+        cost, penalty = (None if each is None else each.to(device) for each in (self.cost, self.penalty))
+        points, groups = (
             None if pair is None else (pair[0].to(device), pair[1].to(device)) for pair in (self.points, self.groups)
         )
-        return replace(self.with_masses(*sides, *costs), points=named, groups=groups)
+        return replace(
+            self, p=self.p.to(device), q=self.q.to(device), cost=cost, penalty=penalty, points=points, groups=groups
+        )
 
     def share_factors(self, ranks: Ranks) -> Model:
         """The same objective, of whose costs' factors each rank has its share."""
         if ranks.count == 1:
             return self
-        costs = (
-            None if cost is None else replace(cost, U=ranks.own(cost.U).clone(), V=ranks.own(cost.V).clone())
-            for cost in (self.cost, self.penalty)
+        cost, penalty = (
+            None if each is None else replace(each, U=ranks.own(each.U).clone(), V=ranks.own(each.V).clone())
+            for each in (self.cost, self.penalty)
         )
-        return replace(self.with_masses(self.p, self.q, *costs), ranks=ranks)
+        return replace(self, cost=cost, penalty=penalty, ranks=ranks)
 
     def with_epsilon(self, epsilon: float) -> Model:
-        """The same objective with another entropy weight, and the penalty that stands for a constraint there."""
+        """The same objective with another entropy weight, and the penalty that
+        stands for a constraint there."""
         found = replace(self, epsilon=epsilon)
         if self.penalty is None:
             return found
@@ -178,9 +195,10 @@ class Model:
         return replace(found, price=price, penalty=FactoredCost.weighted_sum([self.penalty], [price / self.price]))
 
     def restrict(self, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Model:
-        """The restriction of the model to some points, given by their indices (n,), (k,), with masses of their own."""
-        cost, penalty = (None if side is None else side.restrict(rows, columns) for side in (self.cost, self.penalty))
-        return replace(self.with_masses(p, q, cost, penalty), points=None, groups=None)
+        """The restriction of the model to some points, given by their indices
+        (n,), (k,), with masses of their own."""
+        cost, penalty = (None if each is None else each.restrict(rows, columns) for each in (self.cost, self.penalty))
+        return replace(self, p=p, q=q, cost=cost, penalty=penalty, points=None, groups=None)
 
     def linear(self, dtype: torch.dtype) -> FactoredCost | None:
         """beta M + P, None where there is neither."""
@@ -190,34 +208,28 @@ class Model:
             return None
         return FactoredCost.weighted_sum([side.to(dtype) for side, _ in parts], [w for _, w in parts])
 
-    def make_constraints(
-        self, epsilon: float | Tensor, cost: FactoredCost, dtype: torch.dtype
-    ) -> tuple[MarginalConstraint, MarginalConstraint]:
-        """Both sides of the linear problem with this cost, in the gauge of the score 2 U V^T log2(e) / epsilon."""
+    def make_constraints(self, epsilon: float | Tensor, cost: FactoredCost, dtype: torch.dtype) -> Constraints:
+        """Both sides of the linear problem with this cost, in the gauge of the
+        score 2 U V^T log2(e) / epsilon; those of a balanced problem are the
+        same for every cost and epsilon."""
         if self.has_hard_marginals:
-            return self.make_hard_constraints(dtype)
+            return self._in_dtype(dtype)[1]
         log_p, log_q = (side.to(dtype) for side in self.logs)
         return self.constraints_from_logs(log_p, log_q, epsilon, *cost.offsets(epsilon))
 
-    def make_hard_constraints(self, dtype: torch.dtype) -> tuple[MarginalConstraint, MarginalConstraint]:
-        """Those of a balanced problem, the same for every cost and epsilon."""
-        if dtype not in self._constraint_cache:
-            log_p, log_q = self.logs
-            self._constraint_cache[dtype] = MarginalConstraint(log_p.to(dtype)), MarginalConstraint(log_q.to(dtype))
-        return self._constraint_cache[dtype]
-
     def constraints_from_logs(
         self, log_p: Tensor, log_q: Tensor, epsilon: float | Tensor, row_offset: Tensor, column_offset: Tensor
-    ) -> tuple[MarginalConstraint, MarginalConstraint]:
-        """Sides of these masses, whose costs have these row (..., N) and column (..., K) terms in units of the score.
+    ) -> Constraints:
+        """Sides of these masses, whose costs have these row (..., N) and column
+        (..., K) terms in units of the score.
 
         ``epsilon`` may be one number for each problem of a batch.
         """
-        if self.marginals.balanced:
-            return MarginalConstraint(log_p), MarginalConstraint(log_q)
         (row, column), total = self.marginals.weights, self.marginals.total
-        one = _make_constraint(log_p, row, epsilon, row_offset, total)
-        return one, _make_constraint(log_q, column, epsilon, column_offset, total)
+        return (
+            _make_constraint(log_p, row, epsilon, row_offset, total),
+            _make_constraint(log_q, column, epsilon, column_offset, total),
+        )
 
     def marginals_of(self, coupling: Coupling) -> tuple[Tensor, Tensor]:
         """Row and column sums of a coupling; those asked for where they hold."""
@@ -226,14 +238,18 @@ class Model:
         return coupling.marginal(1).to(self.p), coupling.marginal(0).to(self.q)
 
     def values(self, quadratic: float, coupling: Coupling) -> Values:
-        """The parts of F without its entropy, for a plan whose quadratic part is known."""
+        """The parts of F without its entropy, for a plan whose quadratic part is
+        known."""
         rows, columns = self.marginals_of(coupling)
-        linear = 0.0 if self.cost is None else float(mean_cost(self.cost, coupling, rows, columns))
-        broken = 0.0 if self.penalty is None else float(mean_cost(self.penalty, coupling, rows, columns))
+        linear, broken = (
+            0.0 if cost is None else float(mean_cost(cost, coupling, rows, columns))
+            for cost in (self.cost, self.penalty)
+        )
         return self.values_from_parts(quadratic, linear, broken, rows, columns)
 
     def total(self, quadratic: Tensor | float, penalty: Tensor | float, linear: Tensor | float) -> Tensor | float:
-        """F (...) without its entropy, from Q(T), the weighed divergences, and the linear parts as they are weighed."""
+        """F (...) without its entropy, from Q(T), the weighed divergences, and
+        the linear parts as they are weighed."""
         return self.alpha * quadratic + penalty + linear
 
     def values_from_parts(
@@ -248,7 +264,8 @@ class Model:
 
     @property
     def hard_penalty(self) -> float:
-        """The penalty that stands for a constraint: beyond all other costs, and 2^-70 at this epsilon."""
+        """The penalty that stands for a constraint: beyond all other costs, and
+        2^-70 at this epsilon."""
         largest = 2 * self.alpha * largest_loss(self.loss)
         if self.cost is not None:
             largest += self.beta * largest_entry(self.cost)
@@ -256,16 +273,18 @@ class Model:
 
     @property
     def growth(self) -> float:
-        """How fast the divergences and the entropy grow with the logarithm of a plan's mass, per unit of mass."""
+        """How fast the divergences and the entropy grow with the logarithm of a
+        plan's mass, per unit of mass."""
         return sum(self.marginals.weights) + self.epsilon
 
     def weight(self, mass: float | Tensor) -> float | Tensor:
-        """w = alpha m + beta / 2 (...), the weight of the linear problem around plans of mass m."""
+        """w = alpha m + beta / 2 (...), the weight of the linear problem around
+        plans of mass m."""
         return self.alpha * mass + self.beta / 2
 
     def entropy_term(self, plan: Tensor, epsilon: float) -> Tensor:
-        """What the entropy adds to F () of a plan (N, K) at an epsilon; of plans of mass one under hard marginals, up
-        to a constant."""
+        """What the entropy adds to F () of a plan (N, K) at an epsilon; of
+        plans of mass one under hard marginals, up to a constant."""
         p, q = (mass.to(plan) for mass in self.masses)
         entropy = relative_entropy(negentropy(plan), plan.sum(1), plan.sum(0), p, q)
         if self.has_hard_marginals:
@@ -276,10 +295,11 @@ class Model:
         return epsilon * (self.alpha * product_divergence(divergence, m, reference) + self.beta * divergence)
 
     def divergences(self, rows: Tensor, columns: Tensor, capped: bool = False) -> Tensor:
-        """The divergences of relaxed marginals in F, for marginals (..., N), (..., K) of plans.
+        """The divergences of relaxed marginals in F, for marginals (..., N),
+        (..., K) of plans.
 
-        ``capped`` bounds their weights, so that the marginal residual of an unfinished solve does not dominate a
-        comparison of plans.
+        ``capped`` bounds their weights, so that the marginal residual of an
+        unfinished solve does not dominate a comparison of plans.
         """
         most = LARGEST_COMPARED_RHO * self.epsilon if capped else math.inf
         single, double = divergences(self.marginals, rows, columns, self.p.to(rows), self.q.to(columns), most)
@@ -301,11 +321,51 @@ def _average_over_cells(
     return p, q, cost, penalty
 
 
+def kl(x: Tensor, a: Tensor) -> Tensor:
+    """KL(x | a) (...) of measures (..., N). Entries beyond the support of a
+    count as x log x. It can be differentiated, as all that follow, also where
+    entries are zero."""
+    # Entry by entry the terms are not negative: of nearly equal measures
+    # nothing cancels in the sum.
+    return (x * (_positive(x) / _positive(a)).log() + a - x).sum(-1)
+
+
+def product_divergence(divergence: Tensor, mass: Tensor, reference: Tensor) -> Tensor:
+    """KL(x (x) x | a (x) a) from KL(x | a), the mass of x and that of a, all (...)."""
+    return 2 * mass * divergence + (mass - reference).square()
+
+
+def negentropy(plan: Tensor | BlockCoupling) -> Tensor:
+    """sum T log T (...) of a stored plan (..., N, K), or of one that is read in
+    blocks of rows."""
+    if isinstance(plan, Tensor):
+        # The logarithm of zero is only kept out where it would be
+        # differentiated: that is another pass.
+        found: Tensor = torch.special.xlogy(plan, _positive(plan) if plan.requires_grad else plan).sum((-1, -2))
+        return found
+    total = torch.zeros((), dtype=torch.float64, device=plan.device)
+    for _, block in plan.blocks():
+        total += torch.special.xlogy(block, block).sum()
+    return total
+
+
+def relative_entropy(negentropy: Tensor, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """<T, log(T / p q^T)> (...) from sum T log T and the marginals (..., N),
+    (..., K)."""
+    return negentropy - (rows * _positive(p).log()).sum(-1) - (columns * _positive(q).log()).sum(-1)
+
+
+def _positive(values: Tensor) -> Tensor:
+    """The values, 1 for those that are zero: its logarithm, and the derivative
+    of that, are multiplied by zero."""
+    return torch.where(values > 0, values, 1.0)
+
+
 def divergences(
     marginals: Marginals, rows: Tensor, columns: Tensor, p: Tensor, q: Tensor, most: float = math.inf
 ) -> tuple[Tensor, Tensor]:
-    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed marginals mu (..., N), (..., K), each
-    weight rho capped at ``most``."""
+    """sum rho KL(mu | a) and sum rho KL(mu x mu | a x a) (...) over the relaxed
+    marginals mu (..., N), (..., K), each weight rho capped at ``most``."""
     single = double = rows.new_zeros(())
     for rho, sums, mass in zip(marginals.weights, (rows, columns), (p, q), strict=True):
         if 0 < rho < math.inf:
@@ -318,7 +378,8 @@ def divergences(
 def _make_constraint(
     log_mass: Tensor, rho: float, epsilon: float | Tensor, offset: Tensor, total: float | None
 ) -> MarginalConstraint:
-    """One side, whose marginal the divergence of weight rho holds; infinite is exactly."""
+    """One side, whose marginal the divergence of weight rho holds; infinite is
+    exactly."""
     offset = offset.to(log_mass.dtype)
     if rho == math.inf or rho < SMALLEST_RHO:
         return MarginalConstraint(log_mass, float(rho == math.inf), offset, total)
@@ -329,7 +390,8 @@ def _make_constraint(
 
 
 def largest_loss(loss: SeparableLoss) -> float:
-    """The largest of a loss between distances of 0 and 1, with steps of a hundredth; NaN where it is no number."""
+    """The largest of a loss between distances of 0 and 1, with steps of a
+    hundredth; NaN where it is no number."""
     distances = torch.linspace(0.0, 1.0, 101, dtype=torch.float64)
     values = loss(distances[:, None], distances)
     return max(float(values.detach().numpy().max()), 0.0)
@@ -345,8 +407,8 @@ def largest_entry(cost: FactoredCost) -> float:
 
 @as_cuda_graph()
 def mean_cost(cost: FactoredCost, plan: Tensor | Carrier, rows: Tensor, columns: Tensor) -> Tensor:
-    """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with the factors of C and, where it has a
-    stored part, a pass over the plan."""
+    """<C, T> (...) of a stored plan (..., N, K) or a coupling: a product with
+    the factors of C and, where it has a stored part, a pass over the plan."""
     wide = cost.to(rows.dtype)
     cross: Tensor | float = 0.0
     if wide.U.shape[-1]:

@@ -1,11 +1,13 @@
-"""The linearised quadratic part of a plan, estimated without bias from pairs drawn from it.
+"""The linearised quadratic part of a plan, estimated without bias from pairs
+drawn from it.
 
     C_ij = mean_m (D_X[i, i_m] - D_Y[j, j_m])^2,   (i_m, j_m) ~ T,
 
-with all anchors (i_m, j_m) sharing one batch of rows. A pair has the probability T_ij: the row from the row marginal,
-then the column from that row, so only M rows of the plan are ever formed. Renewing each pair with probability ``step``
-gives, in expectation, the anchors of the plan (1 - step) T_old + step T_new: momentum on the plan with O(M) memory and
-rows that a cache still holds.
+with all anchors (i_m, j_m) sharing one batch of rows. A pair has the
+probability T_ij: the row from the row marginal, then the column from that row,
+so only M rows of the plan are ever formed. Renewing each pair with probability
+``step`` gives, in expectation, the anchors of the plan (1 - step) T_old + step
+T_new: momentum on the plan with O(M) memory and rows that a cache still holds.
 
 Source: T. Kerdoncuff, R. Emonet, M. Sebban, "Sampled Gromov Wasserstein", 2021.
 """
@@ -45,13 +47,15 @@ class Anchors(NamedTuple):
 
 
 def sample_anchors(coupling: Coupling, row_marginal: Tensor, count: int, generator: torch.Generator) -> Anchors:
-    """``count`` independent pairs from the plan. A plan without mass yields uniform pairs."""
+    """``count`` independent pairs from the plan. A plan without mass yields
+    uniform pairs."""
     rows = draw(row_marginal, count, generator)
     return Anchors(rows, coupling.sample_columns(rows, generator))
 
 
 def refresh(old: Anchors, new: Anchors, step: float, generator: torch.Generator) -> Anchors:
-    """Each pair of ``old`` replaced by its counterpart in ``new`` with probability ``step``."""
+    """Each pair of ``old`` replaced by its counterpart in ``new`` with
+    probability ``step``."""
     coin = torch.rand(old.rows.shape, generator=generator, dtype=torch.float32, device=old.rows.device) < step
     return Anchors(torch.where(coin, new.rows, old.rows), torch.where(coin, new.columns, old.columns))
 
@@ -82,7 +86,8 @@ class Control(NamedTuple):
 
 
 def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Control:
-    """Signed Nystrom factors from ``count`` farthest-point landmarks; O(N count) memory, ``count`` rows."""
+    """Signed Nystrom factors from ``count`` farthest-point landmarks; O(N
+    count) memory, ``count`` rows."""
     chosen = choose_landmarks(space, mass, "farthest", count, generator)
     columns = chosen.features.T.double()
     F, signs = (side.to(mass) for side in signed_factors(columns, columns[chosen.medoids].cpu().numpy()))
@@ -91,9 +96,11 @@ def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generato
 
 @storable
 class Sample(NamedTuple):
-    """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (U V^T + F core G^T), with F and G of the controls.
+    """The cost of one draw of anchors, a 1^T + 1 b^T - 2 (U V^T + F core G^T),
+    with F and G of the controls.
 
-    anchored : a 1^T + 1 b^T - 2 U V^T (N, K), with the row and column terms of all, U (N, M), V (K, M) of M anchors.
+    anchored : a 1^T + 1 b^T - 2 U V^T (N, K), with the row and column terms of
+        all, U (N, M), V (K, M) of M anchors.
     core : (r, r'), None without controls.
     """
 
@@ -101,7 +108,8 @@ class Sample(NamedTuple):
     core: Tensor | None
 
     def cost(self, controls: tuple[Control, Control] | None) -> FactoredCost:
-        """The factored cost; the rank is that of the controls and the number of anchors."""
+        """The factored cost; the rank is that of the controls and the number of
+        anchors."""
         if self.core is None or controls is None:
             return self.anchored
         (x, y), own = controls, self.anchored
@@ -111,11 +119,14 @@ class Sample(NamedTuple):
 class SampledGradient:
     """Draws anchors from each coupling it is called with and renews those it holds.
 
-    With controls, the landmarks' factored distances D~ give their part of the gradient exactly, and the anchors sample
-    only what is missing, D_X D_Y - D~_X D~_Y: the error falls by one to two orders of magnitude at equal anchors.
+    With controls, the landmarks' factored distances D~ give their part of the
+    gradient exactly, and the anchors sample only what is missing, D_X D_Y -
+    D~_X D~_Y: the error falls by one to two orders of magnitude at equal
+    anchors.
 
-    With ``options.cost_ema`` the cost is an exponential moving average of those of the last iterations, a window of
-    weighted anchors, so that it stays factored; of plans scaled to mass one, whatever the mass of the last.
+    With ``options.cost_ema`` the cost is an exponential moving average of those
+    of the last iterations, a window of weighted anchors, so that it stays
+    factored; of plans scaled to mass one, whatever the mass of the last.
     """
 
     def __init__(
@@ -133,8 +144,9 @@ class SampledGradient:
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
         fresh = sample_anchors(coupling, p, self.options.n_anchors, self.generator)
-        old = self.anchors
-        self.anchors = fresh if old is None else refresh(old, fresh, self.options.step, self.generator)
+        self.anchors = (
+            fresh if self.anchors is None else refresh(self.anchors, fresh, self.options.step, self.generator)
+        )
         cost = sampled_cost(self.source, self.target, self.anchors)
         found = Sample(cost, None)
         if self.controls is not None:
@@ -149,10 +161,9 @@ class SampledGradient:
 
 
 def average_samples(window: Sequence[Sample], newest: float) -> Sample:
-    """The exponential moving average of samples, the last one with the weight ``newest`` before the sum is made one."""
-    if len(window) == 1:
-        return window[0]
-    weights = [newest * (1 - newest) ** age for age in reversed(range(len(window)))]
+    """The exponential moving average of samples, the last one with the weight
+    ``newest`` before the sum is made one."""
+    weights = [(1 - newest) ** age for age in reversed(range(len(window)))]
     shares = [weight / sum(weights) for weight in weights]
     cores = [share * sample.core for sample, share in zip(window, shares, strict=True) if sample.core is not None]
     anchored = FactoredCost.weighted_sum([sample.anchored for sample in window], shares)
@@ -160,9 +171,11 @@ def average_samples(window: Sequence[Sample], newest: float) -> Sample:
 
 
 def apply_control(cost: FactoredCost, anchors: Anchors, expected: Tensor, x: Control, y: Control) -> Sample:
-    """The sampled cost with the landmarks' part of it replaced by its expectation; the rank grows by theirs.
+    """The sampled cost with the landmarks' part of it replaced by its
+    expectation; the rank grows by theirs.
 
-    ``expected`` is F^T T G (r, r') of the controls' factors, for the plan T over its mass.
+    ``expected`` is F^T T G (r, r') of the controls' factors, for the plan T
+    over its mass.
     """
     i, j, m = anchors.rows, anchors.columns, len(anchors.rows)
     core = x.signs[:, None] * (expected - x.F[i].T @ y.F[j] / m) * y.signs
@@ -177,7 +190,8 @@ NOTHING: Memory = (None, [])
 
 
 def memory_of(gradient: Gradient) -> Memory:
-    """What `restore_memory` needs to repeat the gradient's next call; None for an exact gradient."""
+    """What `restore_memory` needs to repeat the gradient's next call; None for
+    an exact gradient."""
     inner = gradient.quadratic if isinstance(gradient, ModelGradient) else gradient
     return (inner.anchors, list(inner.window)) if isinstance(inner, SampledGradient) else None
 

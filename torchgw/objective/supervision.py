@@ -27,22 +27,28 @@ class Supervision:
 
     Parameters
     ----------
-    pairs : known matches (m, 2), integer indices into X and Y. Of each pair, the point with less mass should not be
-        matched with others; a point may have several partners.
+    pairs : known matches (m, 2), integer indices into X and Y. Of each pair,
+        the point with less mass should not be matched with others; a point may
+        have several partners.
     forbidden : pairs (m, 2) that should not be matched.
-    labels : a pair of arrays (N,), (K,) of integers, texts or categories; points of different labels should not be
-        matched. -1, None and NaN are no label, which goes with any. Or the name of a node attribute of networkx graphs,
-        or of a column of tables, that has the labels; a pair of names where they differ.
-    mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero should not be matched. Needs the dense
-        strategy.
-    strength : what a unit of mass on a pair costs that breaks one of these rules, in units of the scaled squared
-        distances, > 0. Infinity, the default, forbids it: then only mass that has nowhere else to go is on such pairs,
-        and what rounding onto the marginals spreads (``marginal_residual``).
+    labels : a pair of arrays (N,), (K,) of integers, texts or categories;
+        points of different labels should not be matched. -1, None and NaN are
+        no label, which goes with any. Or the name of a node attribute of
+        networkx graphs, or of a column of tables, that has the labels; a pair
+        of names where they differ.
+    mask : (N, K), an array or a SciPy sparse matrix; pairs whose entry is zero
+        should not be matched. Needs the dense strategy.
+    strength : what a unit of mass on a pair costs that breaks one of these
+        rules, in units of the scaled squared distances, > 0. Infinity, the
+        default, forbids it: then only mass that has nowhere else to go is on
+        such pairs, and what rounding onto the marginals spreads
+        (``marginal_residual``).
 
     Notes
     -----
-    Rules break ties: the search for the basin has the points of ``pairs`` and ``forbidden`` among its landmarks. Pairs
-    and labels are columns of factors, so they stream; up to 256 of them.
+    Rules break ties: the search for the basin has the points of ``pairs`` and
+    ``forbidden`` among its landmarks. Pairs and labels are columns of factors,
+    so they stream; up to 256 of them.
     """
 
     pairs: Any = None
@@ -64,72 +70,73 @@ class Supervision:
             )
 
     def between(self, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Supervision | None:
-        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of all (N, K); None where none names any.
+        """The rules between some points, ``rows`` (n,) and ``columns`` (k,), of
+        all (N, K); None where none names any.
 
         Raises
         ------
         ValueError, TypeError
-            As `rules`, for pairs, labels and masks that do not fit all points, and masks without a pair for one of
-            these.
+            As `rules`, for pairs, labels and masks that do not fit all points,
+            and masks without a pair for one of these.
         """
-        found: dict[str, Any] = dict.fromkeys(("pairs", "forbidden"))
+        found: dict[str, Any] = {}
         for name, every in self._pairs(*shape).items():
             left = pairs_between(torch.from_numpy(every), rows, columns)
-            found[name] = left if len(left) else None
+            if len(left):
+                found[name] = left
         if self.labels is not None:
             x, y = _read_labels(self.labels, shape)
             found["labels"] = x[rows.numpy()], y[columns.numpy()]
         if self.mask is not None:
             found["mask"] = _read_mask(self.mask, shape, rows.numpy(), columns.numpy())
-        rules = any(rule is not None for rule in found.values())
-        return Supervision(**found, strength=self.strength) if rules else None
+        return Supervision(**found, strength=self.strength) if found else None
 
     def rules(self, p: Array, q: Array, stored: bool) -> Rules:
-        """Penalties of strength one between points of masses p (N,), q (K,); ``stored`` says that a matrix may be kept.
+        """Penalties of strength one between points of masses p (N,), q (K,);
+        ``stored`` says that a matrix may be kept.
 
         Raises
         ------
         ValueError, TypeError
-            For indices that are out of range, labels or masks of other shapes, and rules that need a matrix where none
-            may be kept.
+            For indices that are out of range, labels or masks of other shapes,
+            and rules that need a matrix where none may be kept.
         """
         shape = len(p), len(q)
-        parts, given = list[FactoredCost](), self._pairs(*shape)
+        given = self._pairs(*shape)
+        parts = list[FactoredCost]()
         named = list(given.get("pairs", np.zeros((0, 2), dtype=np.int64)).T)
         groups = [np.zeros(size, dtype=np.int64) for size in shape]
-        if self.pairs is not None:
-            pairs = given["pairs"]
-            parts.append(_pair_penalty(pairs, p, q, _keeps_factors("pairs", len(pairs), stored)))
+        if "pairs" in given:
+            parts.append(_pair_penalty(given["pairs"], p, q, stored))
         if self.labels is not None:
             x, y = _read_labels(self.labels, shape)
-            values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
-            _keeps_factors("labels", len(values) + 1, stored=False)
-            parts.append(_label_penalty(x, y, values))
+            parts.append(_label_penalty(x, y))
             groups = [np.unique(side, return_inverse=True)[1] for side in (x, y)]
-        if self.forbidden is not None:
+        if "forbidden" in given:
             pairs = given["forbidden"]
-            rank, few = min((len(np.unique(pairs[:, side])), side) for side in (0, 1))
-            factored = _keeps_factors("forbidden", rank, stored)
-            penalty = _forbidden_penalty(pairs, shape, few, factored)
+            zeros = [torch.zeros(size, dtype=torch.float64) for size in shape]
+            penalty, few = _penalty_at(pairs, (zeros[0], zeros[1]), -0.5, 1.0, "forbidden", stored)
             parts.append(penalty)
             named[few] = np.concatenate((named[few], pairs[:, few]))
-            if factored:  # points that the same others are forbidden to go together
-                same = np.concatenate((groups[1 - few][:, None], (penalty.U, penalty.V)[1 - few].numpy()), axis=1)
+            if penalty.extra is None:  # points that the same others are forbidden to go together
+                partners = (penalty.U, penalty.V)[1 - few].numpy()
+                same = np.concatenate((groups[1 - few][:, None], partners), axis=1)
                 groups[1 - few] = np.unique(same, axis=0, return_inverse=True)[1]
         if self.mask is not None:
-            parts.append(FactoredCost.from_matrix(torch.from_numpy(1.0 - _read_mask(self.mask, shape))))
+            refused = 1.0 - _read_mask(self.mask, shape)
+            parts.append(FactoredCost.from_matrix(torch.from_numpy(refused)))
         named = [np.unique(index) for index in named]
         for group, index in zip(groups, named, strict=True):
             group[index] = group.max() + 1 + np.arange(len(index))
-        cost, points, labels = (
+        return Rules(
             FactoredCost.weighted_sum(parts, [1.0] * len(parts)),
             (torch.from_numpy(named[0]), torch.from_numpy(named[1])),
             (torch.from_numpy(groups[0]), torch.from_numpy(groups[1])),
         )
-        return Rules(cost, points, labels)
 
     def _pairs(self, n: int, k: int) -> dict[str, Array]:
-        """Those of ``pairs`` and ``forbidden`` that were given, (m, 2), each pair once, in order."""
+        """Those of ``pairs`` and ``forbidden`` that were given, (m, 2), each
+        pair once, in order."""
         found = {
             name: np.unique(validate.pairs(f"supervision.{name}", given, n, k).numpy(), axis=0)
             for name, given in (("pairs", self.pairs), ("forbidden", self.forbidden))
@@ -147,7 +154,8 @@ class Rules(NamedTuple):
 
     cost : penalties (N, K) of strength one.
     points : indices (n,), (k,) of the points that rules name.
-    groups : (N,), (K,), labels of points that coarsening must not merge where they differ.
+    groups : (N,), (K,), labels of points that coarsening must not merge where
+        they differ.
     """
 
     cost: FactoredCost
@@ -161,12 +169,12 @@ def _read_labels(labels: Any, shape: tuple[int, int]) -> list[Array]:
     for i, (side, n) in enumerate(zip(labels, shape, strict=True)):
         name, array = f"supervision.labels[{i}]", validate.read(f"supervision.labels[{i}]", side)
         if array.shape != (n,) or array.dtype.kind not in "iu":
-            textual = array.ndim == 1 and array.dtype.kind not in "ciu"
-            inverse = "; np.unique(np.concatenate(labels), return_inverse=True)[1] numbers those of both sides"
-            raise ValueError(
-                f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}"
-                + (inverse if textual else "")
+            hint = (
+                "; np.unique(np.concatenate(labels), return_inverse=True)[1] numbers those of both sides"
+                if array.ndim == 1 and array.dtype.kind not in "ciu"
+                else ""
             )
+            raise ValueError(f"{name} must be {n} integers, got shape {array.shape} of dtype {array.dtype}{hint}")
         if n and array.min() < -1:
             raise ValueError(f"{name} must be at least -1, which is no label, got {array.min()}")
         found.append(array.astype(np.int64))
@@ -174,63 +182,66 @@ def _read_labels(labels: Any, shape: tuple[int, int]) -> list[Array]:
 
 
 def _keeps_factors(name: str, rank: int, stored: bool) -> bool:
-    """Whether the rule is kept as factors; an error where it can be kept in no form."""
-    if rank <= MOST_COLUMNS:
-        return True
-    if not stored:
-        raise ValueError(
-            f"supervision.{name} must need at most {MOST_COLUMNS} columns of factors, got {rank}; take fewer"
-            + ("" if name == "labels" else ", or options.strategy='dense'")
-        )
-    return False
+    """Whether the rule is kept as factors; an error where it can be kept in no
+    form."""
+    if rank <= MOST_COLUMNS or stored:
+        return rank <= MOST_COLUMNS
+    raise ValueError(
+        f"supervision.{name} must need at most {MOST_COLUMNS} columns of factors, got {rank}; take fewer"
+        + ("" if name == "labels" else ", or options.strategy='dense'")
+    )
 
 
-def _pair_penalty(pairs: Array, p: Array, q: Array, factored: bool) -> FactoredCost:
-    """1 for each point that its partners have room for and that is matched with another."""
-    n, k = len(p), len(q)
-    room = np.bincount(pairs[:, 0], q[pairs[:, 1]], n), np.bincount(pairs[:, 1], p[pairs[:, 0]], k)
+def _penalty_at(
+    pairs: Array, terms: tuple[Tensor, Tensor], unit: float, weight: Tensor | float, name: str, stored: bool
+) -> tuple[FactoredCost, int]:
+    """Row (N,) and column (K,) terms less 2 ``unit`` times ``weight`` (m,) at
+    the pairs, and the side, 0 or 1, on which fewer points have any: each of
+    these is a column of factors, or a matrix is stored."""
+    shape = len(terms[0]), len(terms[1])
+    rank, few = min((len(np.unique(pairs[:, side])), side) for side in (0, 1))
+    if not _keeps_factors(name, rank, stored):
+        matrix = torch.zeros(shape, dtype=torch.float64)
+        matrix[pairs[:, 0], pairs[:, 1]] = weight
+        return FactoredCost.from_matrix(-2 * unit * matrix, *terms), few
+    points, column = np.unique(pairs[:, few], return_inverse=True)
+    factors = [torch.zeros(size, rank, dtype=torch.float64) for size in shape]
+    factors[few][points, np.arange(rank)] = unit
+    factors[1 - few][pairs[:, 1 - few], column] = weight
+    return FactoredCost(*terms, *factors), few
+
+
+def _pair_penalty(pairs: Array, p: Array, q: Array, stored: bool) -> FactoredCost:
+    """1 for each point that its partners have room for and that is matched with
+    another."""
+    i, j = pairs.T
+    room = np.bincount(i, q[j], len(p)), np.bincount(j, p[i], len(q))
     a, b = (
         torch.from_numpy(((space > 0) & (mass <= space * (1 + SAME_MASS))).astype(np.float64))
         for space, mass in zip(room, (p, q), strict=True)
     )
-    i, j = torch.from_numpy(pairs[:, 0]), torch.from_numpy(pairs[:, 1])
-    if factored:
-        every = torch.arange(len(pairs))
-        U, V = torch.zeros(n, len(pairs), dtype=torch.float64), torch.zeros(k, len(pairs), dtype=torch.float64)
-        U[i, every], V[j, every] = (a[i] + b[j]) / 2, 1.0
-        return FactoredCost(a, b, U, V)
-    matrix = a[:, None] + b
-    matrix[i, j] = 0.0
-    return FactoredCost.from_matrix(matrix)
+    return _penalty_at(pairs, (a, b), 0.5, a[i] + b[j], "pairs", stored)[0]
 
 
-def _forbidden_penalty(pairs: Array, shape: tuple[int, int], few: int, factored: bool) -> FactoredCost:
-    """1 for each forbidden pair, as one column of factors for each point of the side ``few``, 0 or 1, that has any."""
-    if not factored:
-        matrix = torch.zeros(shape, dtype=torch.float64)
-        matrix[pairs[:, 0], pairs[:, 1]] = 1.0
-        return FactoredCost.from_matrix(matrix)
-    named, position = np.unique(pairs[:, few], return_inverse=True)
-    factors = U, V = [torch.zeros(size, len(named), dtype=torch.float64) for size in shape]
-    factors[few][named, np.arange(len(named))] = -0.5
-    factors[1 - few][pairs[:, 1 - few], position] = 1.0
-    return FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
-
-
-def _label_penalty(x: Array, y: Array, values: Array) -> FactoredCost:
-    """1 for pairs that both have labels, and different ones: known known^T minus the sum over the shared labels."""
-    sides = []
-    for labels in (x, y):
-        one_hot = np.concatenate(((labels != UNLABELLED)[:, None], labels[:, None] == values), axis=1)
-        sides.append(torch.from_numpy(one_hot.astype(np.float64)))
+def _label_penalty(x: Array, y: Array) -> FactoredCost:
+    """1 for pairs that both have labels, and different ones: known known^T
+    minus the sum over the shared labels."""
+    values = np.intersect1d(x[x != UNLABELLED], y[y != UNLABELLED])
+    _keeps_factors("labels", len(values) + 1, stored=False)
+    U, V = (
+        torch.from_numpy(
+            np.concatenate(((labels != UNLABELLED)[:, None], labels[:, None] == values), axis=1).astype(np.float64)
+        )
+        for labels in (x, y)
+    )
     sign = torch.full((len(values) + 1,), 0.5, dtype=torch.float64)
     sign[0] = -0.5
-    U, V = sides[0] * sign, sides[1]
-    return FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U, V)
+    return FactoredCost(U.new_zeros(len(U)), V.new_zeros(len(V)), U * sign, V)
 
 
 def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The pairs (m, 2) of points out of ``rows`` (n,) and ``columns`` (k,), both in order, by their places there."""
+    """The pairs (m, 2) of points out of ``rows`` (n,) and ``columns`` (k,),
+    both in order, by their places there."""
     sides = [side.to(pairs.device) for side in (rows, columns)]
     at = [torch.searchsorted(side, pairs[:, i].contiguous()).clamp_max(len(side) - 1) for i, side in enumerate(sides)]
     known = (sides[0][at[0]] == pairs[:, 0]) & (sides[1][at[1]] == pairs[:, 1])
@@ -238,8 +249,8 @@ def pairs_between(pairs: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _read_mask(mask: Any, shape: tuple[int, int], *sides: Array) -> Array:
-    """1.0 where a mask of all (N, K) points allows a pair, 0.0 elsewhere, between the points ``sides``, (n,) and (k,);
-    all unless given."""
+    """1.0 where a mask of all (N, K) points allows a pair, 0.0 elsewhere,
+    between the points ``sides``, (n,) and (k,); all unless given."""
     array = validate.read("supervision.mask", mask.toarray() if hasattr(mask, "toarray") else mask)
     if array.shape != shape:
         n, k = shape

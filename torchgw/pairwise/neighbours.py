@@ -18,7 +18,7 @@ import torch
 from torchgw import validate
 from torchgw.entry import ADVICE_ON_MANY, OF_MANY, check_options, entry
 from torchgw.kernels.sampling import make_generator
-from torchgw.objective.distributions import lower_bounds, signature
+from torchgw.objective.bounds import lower_bounds, signature
 from torchgw.options import GWOptions
 from torchgw.pairwise.api import warn_of_status
 from torchgw.pairwise.inputs import as_list, check_jobs, read_spaces

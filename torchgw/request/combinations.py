@@ -164,9 +164,9 @@ EXCLUSIONS = (
     Exclusion("options.strategy", ("streaming",), {"options.loss": NOT_SQUARE, "alpha": ABOVE_ZERO},
              "be 'auto' or 'dense'", "others than the square are evaluated on stored plans", "use loss='square'"),
     Exclusion("marginals", HELD, {"epsilon": ("zero",)}, "be Balanced(), Partial() or SemiRelaxed(0.0)",
-             "marginals that divergences relax have no optimum without entropy", "use a small epsilon > 0"),
+             "relaxed marginals need an entropy", "use a small epsilon > 0"),
     *(Exclusion("options.strategy", ("streaming",), {"epsilon": ("zero",), name: kinds}, "be 'auto' or 'dense'",
-               "without entropy only balanced problems of distances alone stream, with the squared loss", "use strategy='dense'")
+               "only balanced problems of distances alone stream without entropy", "use strategy='dense'")
       for name, kinds, _ in PLAIN if name != "options.loss"),
     *(Exclusion(name, kinds, {"options.strategy": ("low-rank", "sparse")}, must, BY_SQUARES, "use another strategy")
       for name, kinds, must in PLAIN),
@@ -215,7 +215,10 @@ IMPLIED_OPTIONS = (
     Implication({"supervision": ("mask",)}, "strategy", "dense", "it is stored"),
     *(
         Implication(
-            {"epsilon": ("zero",), name: kinds}, "strategy", "dense", "without entropy only balanced problems of distances alone stream, with the squared loss"
+            {"epsilon": ("zero",), name: kinds},
+            "strategy",
+            "dense",
+            "only balanced problems of distances alone stream without entropy",
         )
         for name, kinds, _ in PLAIN
     ),

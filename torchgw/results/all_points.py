@@ -28,8 +28,8 @@ def of_all_points(result: GWResult, support: Support) -> GWResult:
     if model is not None and known is not None:
         p, q = (scatter(mass, index, size) for mass, (index, size) in zip(model.masses, places, strict=True))
         at = [side.places.to(model.p.device) for side in known]
-        costs = (None if cost is None else cost.restrict(at[0], at[1]) for cost in (model.cost, model.penalty))
-        model = model.with_masses(p, q, *costs)
+        cost, penalty = (None if each is None else each.restrict(at[0], at[1]) for each in (model.cost, model.penalty))
+        model = replace(model, p=p, q=q, cost=cost, penalty=penalty)
     solved = result.differentiated
     return replace(
         result,

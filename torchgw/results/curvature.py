@@ -25,7 +25,7 @@ from torchgw.linalg.lanczos import lanczos, least_basis_size
 from torchgw.linalg.matrix_functions import ScalarFunction
 from torchgw.linalg.quadrature import Quadrature, lanczos_quadrature
 from torchgw.losses import SQUARE
-from torchgw.objective.hessian import FLAT, Hessian
+from torchgw.objective.curvature import FLAT, Hessian
 from torchgw.results.result import GWResult
 from torchgw.runtime.keywords import hide_constructor
 from torchgw.runtime.surroundings import isolate_methods
@@ -50,7 +50,7 @@ class PlanMode:
     Attributes
     ----------
     eigenvalue, error : see `PlanCurvature`.
-    vector, hessian : what W is made of, see `torchgw.objective.hessian`.
+    vector, hessian : what W is made of, see `torchgw.objective.curvature`.
     mass : of the plan.
     """
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import APART, Basin
+from torchgw.objective.certify import sampled_objective
 from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
-from torchgw.objective.value import sampled_objective
 from torchgw.options import CoarseOptions
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph

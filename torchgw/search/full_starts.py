@@ -17,7 +17,7 @@ from torch import Tensor
 from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History
-from torchgw.objective.distributions import quantiles
+from torchgw.objective.bounds import quantiles
 from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for

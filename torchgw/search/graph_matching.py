@@ -29,7 +29,7 @@ from torchgw.linalg.sparse_entries import (
     scale_to_marginals,
     select_entries,
 )
-from torchgw.objective.sparse import SparseObjective
+from torchgw.objective.exact import SparseObjective
 from torchgw.search.signatures import compute_signatures, find_nearest
 from torchgw.types import Array
 

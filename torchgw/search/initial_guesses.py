@@ -29,7 +29,7 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import pick_indices
 from torchgw.linalg.centring import centred_modes, largest_modes
-from torchgw.objective.distributions import quantiles
+from torchgw.objective.bounds import quantiles
 from torchgw.runtime.transfer import to_host
 
 SHARPNESS = 8.0  # of a guess: mean cost over the temperature of its plan

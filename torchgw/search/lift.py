@@ -82,11 +82,8 @@ def _lift_potentials(
     moments = LandmarkProblem.of(x, y, whole).moments(plan) if model.marginals.free_mass else None
     weights = weights_of(small, moments)
     cost = quadratic if model.is_standard else weights.combine_costs(quadratic, model.linear(U.dtype))
-    row, column = (
-        model.make_hard_constraints(U.dtype)
-        if model.has_hard_marginals
-        else model.make_constraints(float(epsilon), cost, U.dtype)
-    )
+    held = model.has_hard_marginals  # whatever the epsilon, which a graph may not read
+    row, column = model.make_constraints(epsilon if held else float(epsilon), cost, U.dtype)
 
     def score(U: Tensor, V: Tensor, rows: Tensor | slice, columns: Tensor | slice) -> Tensor:
         """The score between some points and landmarks, up to row and column terms."""

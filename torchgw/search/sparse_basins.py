@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchgw.diagnostics.status import History
 from torchgw.linalg.sparse_entries import find_mutual_pairs, inner, make_csr, scale_to_marginals
-from torchgw.objective.sparse import SparseObjective
+from torchgw.objective.exact import SparseObjective
 from torchgw.persist.watch import Watch
 from torchgw.problem.problem import Problem
 from torchgw.search.anneal import LandmarkProblem, find_landmark_basins
@@ -147,7 +147,7 @@ def _match_by_hops(asked: Problem, problem: SparseObjective, rng: np.random.Gene
         for D, mass in sides
     )
     p, q = torch.from_numpy(problem.p), torch.from_numpy(problem.q)
-    model = asked.model.with_masses(p, q, None, None)
+    model = replace(asked.model, p=p, q=q, cost=None, penalty=None)
     between = LandmarkProblem.of(x, y, model)
     found = find_landmark_basins(between, asked.epsilon, LANDMARK_STARTS, HOP_BASINS, generator)
     for rank, basin in enumerate(found, 1):

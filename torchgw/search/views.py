@@ -31,7 +31,7 @@ from torch import Tensor
 
 from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import flush_small
-from torchgw.objective.distributions import quantiles
+from torchgw.objective.bounds import quantiles
 from torchgw.objective.exact import PairLoss
 from torchgw.persist.watch import Watch
 from torchgw.runtime.cuda_graphs import as_cuda_graph

@@ -47,8 +47,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from torchgw.objective.bounds import lowest_cost, monotone_coupling
-from torchgw.objective.distributions import PARTS, quantiles
+from torchgw.objective.bounds import PARTS, lowest_cost, monotone_coupling, quantiles
 from torchgw.objective.exact import dense, mean_squares
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.losses import SQUARE
-from torchgw.objective.curvature import Curvature
+from torchgw.objective.curvature import Curvature, Hessian
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.hessian import Hessian
 from torchgw.objective.model import Model
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response

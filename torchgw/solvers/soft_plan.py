@@ -14,7 +14,7 @@ median spread of all source and target points.
 
 The score is stored where it fits the memory, and else multiplied from its factors. Potentials are found in float32, and
 read once in float64: entries of far pairs are too small for float32, and still rank these. Between sparse matrices, a
-plan of few entries has the cost a_i + b_j - 2 W_ij of few entries W, see `torchgw.objective.sparse`: S is then found on
+plan of few entries has the cost a_i + b_j - 2 W_ij of few entries W, see `torchgw.objective.exact`: S is then found on
 the entries of W and T alone.
 
 Sources: M. Cuturi, "Sinkhorn distances", 2013; B. Schmitzer, "Stabilized sparse scaling algorithms for entropy
@@ -42,11 +42,10 @@ from torchgw.kernels.kernel import two_softmins
 from torchgw.kernels.softmin_dense import reference as dense_kernel
 from torchgw.kernels.softmin_stream import reference as stream_kernel
 from torchgw.losses import SQUARE
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.certify import Objective, objective
+from torchgw.objective.exact import ExactGradient, Spaces, SparseObjective
 from torchgw.objective.linearise import Weights
 from torchgw.objective.model import Model, Values, mean_cost
-from torchgw.objective.sparse import SparseObjective
-from torchgw.objective.value import Objective, objective
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
@@ -54,15 +53,12 @@ from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces import AdjacencyDistances
-from torchgw.types import DistanceProvider
 
 SHARE = 0.004  # of the median spread: ranks embeddings, cells and graphs best (measured: 0.003 to 0.005)
 COOLING = 3  # halvings of epsilon
 COOLING_OPTIONS, FINAL_OPTIONS = SinkhornOptions(tol=1e-2), SinkhornOptions()
 COOLING_ITERATIONS, FINAL_ITERATIONS = 20, 200  # more of them rank no better
 BYTES = 16  # of a pair in a stored problem: its score in float64, and that of an epsilon and the plan in float32
-
-Spaces = tuple[DistanceProvider, DistanceProvider]
 
 
 class SoftPlan(NamedTuple):
@@ -119,12 +115,12 @@ def value_of(soft: SoftPlan, spaces: Spaces, model: Model, max_memory: int) -> t
     rows, columns = (plan.marginal(axis).to(model.p) for axis in (1, 0))
     if isinstance(plan, SparseCoupling):
         problem = _sparse_objective(plan, spaces)
-        value = Objective(max(problem.value(problem.cross(plan.matrix), plan.matrix), 0.0), True, 0.0)
+        value = Objective(max(problem.value(problem.cross(plan.matrix), plan.matrix), 0.0))
     elif model.loss is SQUARE:
         value = objective(plan, spaces, (rows, columns), max_memory, torch.Generator().manual_seed(0))
     else:
         raw = ExactGradient(*spaces, rows, columns, model.loss)(plan, rows)
-        value = Objective(max(float(mean_cost(raw, plan, rows, columns)), 0.0), True, 0.0)
+        value = Objective(max(float(mean_cost(raw, plan, rows, columns)), 0.0))
     return model.with_epsilon(soft.epsilon).values(float(value.value), plan), value.exact, value.error
 
 
@@ -264,7 +260,7 @@ def _sparse_objective(plan: SparseCoupling, spaces: Spaces) -> SparseObjective:
     assert isinstance(x, AdjacencyDistances)
     assert isinstance(y, AdjacencyDistances)
     p, q = (plan.marginal(axis).numpy() for axis in (1, 0))
-    return SparseObjective.of(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
+    return SparseObjective(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
 
 
 def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> SoftPlan:

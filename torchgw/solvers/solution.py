@@ -12,8 +12,8 @@ from torch import Tensor
 from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
+from torchgw.objective.certify import Objective
 from torchgw.objective.model import Values
-from torchgw.objective.value import Objective
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.iterate import State

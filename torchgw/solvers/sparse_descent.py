@@ -27,8 +27,8 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
 from torchgw.linalg.sparse_entries import entry_rows, row_maxima, select_entries
 from torchgw.objective.bounds import dual_bound
+from torchgw.objective.exact import SparseObjective
 from torchgw.objective.linearise import Gradient
-from torchgw.objective.sparse import SparseObjective
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.conditional_gradient import DescentState, Vertex, conditional_gradient, solve_linear
 from torchgw.solvers.iterate import Loop

@@ -72,8 +72,8 @@ def make_shared_providers(
     for space in spaces:
         if not (space.has_factors or space.kind == "checked"):
             raise ValueError(
-                f"{space.name} must have distances with factors where processes share a solve, got {space.kind!r}: take "
-                f"'landmark' distances of points or a graph, or a provider with factors, or solve in one process"
+                f"{space.name} must have distances with factors where processes share a solve, got {space.kind!r}: "
+                f"take 'landmark' distances of points or a graph, or a provider with factors, or solve in one process"
             )
     searched = _search_landmarks([space for space in spaces if space.kind != "provider"], options, ranks)
     x, y = (next(searched) if space.kind != "provider" else (_share_provider(space, ranks), None) for space in spaces)

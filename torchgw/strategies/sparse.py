@@ -38,11 +38,9 @@ from torchgw.diagnostics.evidence import Basin, Certificate
 from torchgw.diagnostics.status import History, Status
 from torchgw.linalg.sparse_entries import entry_rows, make_csr
 from torchgw.objective.bounds import first_bound
-from torchgw.objective.certify import certify, read_dense_plan
-from torchgw.objective.exact import ExactGradient
+from torchgw.objective.certify import Objective, certify, read_dense_plan
+from torchgw.objective.exact import ExactGradient, SparseObjective
 from torchgw.objective.model import Model
-from torchgw.objective.sparse import SparseObjective
-from torchgw.objective.value import Objective
 from torchgw.problem.problem import Problem
 from torchgw.search.anneal import SAME_PLAN
 from torchgw.search.candidate import is_as_low
@@ -225,7 +223,7 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
     assert isinstance(X, AdjacencyDistances)
     assert isinstance(Y, AdjacencyDistances)
     p, q = (mass.double().cpu().numpy() for mass in model.masses)
-    problem = SparseObjective.of(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
+    problem = SparseObjective(X.matrix, Y.matrix, p, q, X.symmetric and Y.symmetric)
     start, basins = asked.stage("search", partial(_find_start, asked, problem))
     searched = time.perf_counter()
     loop = Loop(
@@ -253,7 +251,7 @@ def solve_sparse_graphs(asked: Problem) -> CertifiedSolution:
     )
     return solution.with_certificate(
         marginals,
-        Objective(value, True, 0.0),
+        Objective(value),
         values,
         Certificate(stationarity=state.gap, stationarity_exact=True, lower_bound=lower, gap=values.total - lower),
         (began, searched, solved),
