@@ -94,7 +94,7 @@ def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
     rng = np.random.default_rng(n)
     cost = random_cost(n, k, rng)
     C, dual = cost.rows(slice(None)).numpy(), rng.normal(size=k)
-    ordered, row_dual = TiledCost.of(cost, Order.of(cost)), (C - dual).min(1)
+    ordered, row_dual = TiledCost(cost, Order.of(cost)), (C - dual).min(1)
     found, nearest = ordered.c_transform(dual)
     np.testing.assert_allclose(found, row_dual, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(nearest, (C - dual).argmin(1))
@@ -116,7 +116,7 @@ def test_most_tiles_of_curves_are_left_out_and_no_entry_that_is_cheap() -> None:
     U, V = (torch.from_numpy(np.stack((np.cos(t), np.sin(t), t), 1)) for t in (x, y))
     cost = FactoredCost(U.square().sum(1), V.square().sum(1), U, V)
     C, dual = cost.rows(slice(None)).numpy(), rng.normal(size=k) / 10
-    ordered = TiledCost.of(cost, Order(*(torch.from_numpy(np.argsort(t)) for t in (x, y))))
+    ordered = TiledCost(cost, Order(*(torch.from_numpy(np.argsort(t)) for t in (x, y))))
     least = (C - dual).min(1)
     found, nearest = ordered.c_transform(dual)
     np.testing.assert_allclose(found, least, rtol=1e-12, atol=1e-12)
@@ -139,7 +139,7 @@ def test_bounds_allow_for_the_rounding_of_what_cancels(seed: int) -> None:
     cost = FactoredCost(torch.zeros(n).double(), torch.zeros(k).double(), U, V)
     dual = rng.normal(size=k) * 1e-4
     least = (cost.rows(slice(None)).numpy() - dual).min(1)
-    found, nearest = TiledCost.of(cost, Order(torch.arange(n), torch.arange(k))).c_transform(dual)
+    found, nearest = TiledCost(cost, Order(torch.arange(n), torch.arange(k))).c_transform(dual)
     np.testing.assert_allclose(found, least, rtol=0, atol=1e-12)
     assert (nearest == dual.argmax()).all()
 
@@ -153,7 +153,7 @@ def test_a_union_of_positions_is_ascending_and_has_each_once() -> None:
 
 def test_many_entries_as_cheap_are_not_all_taken() -> None:
     zeros = [torch.zeros(shape, dtype=torch.float64) for shape in ((500,), (400,), (500, 2), (400, 2))]
-    ordered = TiledCost.of(FactoredCost(*zeros), Order.of(FactoredCost(*zeros)))
+    ordered = TiledCost(FactoredCost(*zeros), Order.of(FactoredCost(*zeros)))
     assert len(ordered.cheapest(np.zeros(400))) <= 9 * 6 * 500
 
 
@@ -164,7 +164,7 @@ def test_a_priced_vertex_is_the_optimum_of_all_entries(linear_problems: str, equ
         cost, (p, q) = random_cost(n, k, rng), masses(n, k, rng, equal)
         order, given = Order.of(cost), (p.numpy(), q.numpy())
         entries = north_west_corner(*given, order, rng.integers(n, size=k))
-        found = solve_transport(TiledCost.of(cost, order), *given, np.zeros(k), entries)
+        found = solve_transport(TiledCost(cost, order), *given, np.zeros(k), entries)
         C = cost.rows(slice(None)).numpy()
         best = best_plan(C, *given)
         value = float((found.plan.toarray() * C).sum())
@@ -276,7 +276,7 @@ def test_flows_of_masses_that_integers_hardly_hold(kind: str, monkeypatch: pytes
     if kind == "two clusters":  # far apart: no cheap entry leads from one to the other
         for factor, group in zip((cost.U, cost.V), groups, strict=True):
             factor[:, 0] = torch.from_numpy(np.where(group, 30.0, -30.0))
-    ordered, ends = TiledCost.of(cost, Order.of(cost)), []
+    ordered, ends = TiledCost(cost, Order.of(cost)), []
     for most in (0, 10**9):
         monkeypatch.setattr(solver, "MOST_MASSES", most)
         found = solve_transport(ordered, p, q, np.zeros(k))
@@ -290,7 +290,7 @@ def test_sides_of_very_different_sizes(linear_problems: str) -> None:
     rng = np.random.default_rng(7)
     for n, k in ((20, 1500), (1500, 20)):
         cost, given = random_cost(n, k, rng), tuple(mass.numpy() for mass in masses(n, k, rng, True))
-        found = solve_transport(TiledCost.of(cost, Order.of(cost)), *given, np.zeros(k))
+        found = solve_transport(TiledCost(cost, Order.of(cost)), *given, np.zeros(k))
         C = cost.rows(slice(None)).numpy()
         best = best_plan(C, *given)
         assert float((found.plan.toarray() * C).sum()) == pytest.approx(float((best.toarray() * C).sum()), abs=1e-7)
@@ -300,7 +300,7 @@ def test_costs_that_are_all_alike_are_priced(linear_problems: str) -> None:
     rng = np.random.default_rng(8)
     cost, (p, q) = random_cost(200, 300, rng), masses(200, 300, rng, False)
     cost = FactoredCost(cost.a, cost.b, cost.U * 0, cost.V * 0)
-    found = solve_transport(TiledCost.of(cost, Order.of(cost)), p.numpy(), q.numpy(), np.zeros(300))
+    found = solve_transport(TiledCost(cost, Order.of(cost)), p.numpy(), q.numpy(), np.zeros(300))
     expected = float(cost.a @ p + cost.b @ q)
     assert float((found.plan.toarray() * cost.rows(slice(None)).numpy()).sum()) == pytest.approx(expected, abs=1e-12)
 

@@ -118,9 +118,9 @@ def gw_certify(
         max(result.certificate.lower_bound, scale * third_bound(*between.spaces, *between.masses)),
         between.cross_covariance(),
     )
-    if cross is not None and lower < (1 - gap) * result.value and not cross.is_negligible(result.value / scale):
+    if cross is not None and lower < (1 - gap) * result.value and result.value / scale > cross.negligible:
         bound = bound_globally(cross, result.value / scale, gap, seconds)
-        logger.info("global bound %.6g of %.6g after %d linear problems", bound.lower, bound.value, bound.solved)
+        logger.info("global bound %.6g of %.6g", bound.lower, bound.value)
         lower = max(lower, scale * bound.lower)
         if bound.plan is not None and scale * bound.value < (1 - LOWER) * result.value:
             again = given | {"init": between.pad(bound.plan)}

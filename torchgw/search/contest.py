@@ -138,7 +138,7 @@ class _Contest:
 
         score = make_score(gradient, p)
         if problem.model.is_standard:
-            cross = Cross.of(*((x.D, y.D) if assignment is None else (x.contrast, y.contrast)), symmetric)
+            cross = Cross(*((x.D, y.D) if assignment is None else (x.contrast, y.contrast)), symmetric)
 
             def score_by_products(plans: Tensor, epsilon: float) -> Tensor:
                 found = cross(plans)

@@ -1,15 +1,19 @@
-"""A local optimum between few points of equal masses: conditional gradients from a plan, then exchanges of its matches.
+"""A local optimum between few points of equal masses: conditional gradients
+from a plan, then exchanges of its matches.
 
-A plan of equal masses is a permutation pi where it is sharp, and its value falls with E = sum X_ik Y_pi(i)pi(k).
-Exchanging the matches of r and s changes it, with B = Y in the order of pi and G = X B^T + X^T B, by
+A plan of equal masses is a permutation pi where it is sharp, and its value
+falls with E = sum X_ik Y_pi(i)pi(k). Exchanging the matches of r and s
+changes it, with B = Y in the order of pi and G = X B^T + X^T B, by
 
     G_rs + G_sr - G_rr - G_ss - [what of these sums comes from r and s themselves] + [what those give afterwards],
 
-so that one product says it of all pairs. Conditional gradients stop where no plan is better to first order; among
-nodes that a graph nearly takes for each other, an exchange still finds what is better.
+so that one product says it of all pairs. Conditional gradients stop where
+no plan is better to first order; among nodes that a graph nearly takes for
+each other, an exchange still finds what is better.
 
-Sources: J. Vogelstein et al., "Fast approximate quadratic programming for graph matching", 2015; E. Taillard, "Robust
-taboo search for the quadratic assignment problem", 1991.
+Sources: J. Vogelstein et al., "Fast approximate quadratic programming for
+graph matching", 2015; E. Taillard, "Robust taboo search for the quadratic
+assignment problem", 1991.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -37,38 +40,31 @@ PASSES = 30
 TRIED = 4  # pairs for each point, in one pass
 SPARSE = 0.1  # of the entries, up to which products skip zeros
 ROUNDING = 1e-12  # of the largest sum
-SMOOTHED = 200  # points, from which potentials of a little entropy make assignments of dense costs faster
+# Points, from which potentials of a little entropy make assignments of dense
+# costs faster.
+SMOOTHED = 200
 
 
-@dataclass(frozen=True)
 class Cross:
     """T -> (X T Y^T + X^T T Y) / 2 (..., N, K) of plans (..., N, K).
 
-    X, Y : matrices (N, N), (K, K), sparse where that is less work.
-    symmetric : whether both are symmetric.
+    X, Y : matrices (N, N), (K, K), kept as sparse ones where most entries
+        are zero.
+    symmetric, is_dense : whether both are symmetric, and whether none is
+        sparse.
     """
 
-    X: Tensor
-    Y: Tensor
-    symmetric: bool
-
-    @classmethod
-    def of(cls, X: Tensor, Y: Tensor, symmetric: bool) -> Cross:
-        """Of stored matrices, as sparse ones where most entries are zero."""
-        X, Y = (_to_csr(D) if int((D != 0).sum()) <= SPARSE * D.numel() else D for D in (X, Y))
-        return cls(X, Y, symmetric)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether both are taken as dense."""
-        return self.X.layout == self.Y.layout == torch.strided
+    def __init__(self, X: Tensor, Y: Tensor, symmetric: bool) -> None:
+        self.X, self.Y = map(_skip_zeros, (X, Y))
+        self.symmetric, self.is_dense = symmetric, self.X.layout == self.Y.layout == torch.strided
 
     def __call__(self, T: Tensor) -> Tensor:
         source, target = partial(_times, self.X), partial(_times, self.Y)
         return target(source(T, 1).mT, 1).mT if self.symmetric else directed_product(source, target, T)
 
     def of_permutation(self, order: Tensor) -> Tensor:
-        """The same of the plan of a permutation (N,), with one product where that is enough."""
+        """The same of the plan of a permutation (N,), with one product
+        where that is enough."""
         if self.is_dense and self.symmetric:
             return (self.X @ self.Y[order]).div_(len(order))
         return self(plan_of_order(order).to(self.X))
@@ -76,24 +72,24 @@ class Cross:
 
 def plan_of_order(order: Array | Tensor) -> Tensor:
     """The plan (N, N) of a permutation (N,)."""
-    T = torch.zeros(len(order), len(order), dtype=torch.float64)
-    T[torch.arange(len(order)), torch.as_tensor(order)] = 1 / len(order)
-    return T
+    every = torch.eye(len(order), dtype=torch.float64)
+    return every[torch.as_tensor(order)] / len(order)
 
 
 def _times(D: Tensor, V: Tensor, axis: int) -> Tensor:
-    """D V (..., N, d) for axis 1, D^T V for axis 0; a sparse D multiplies the plans of a batch side by side."""
+    """D V (..., N, d) for axis 1, D^T V for axis 0; a sparse D multiplies
+    the plans of a batch side by side."""
     if D.layout == torch.strided:
         return matrix_product(D, V, axis)
-    matrix = D if axis == 1 else D.mT
-    if V.ndim == 2:
-        return matrix @ V.contiguous()
-    batch, n, width = V.shape
-    found = matrix @ V.transpose(0, 1).reshape(n, batch * width)
-    return found.reshape(-1, batch, width).transpose(0, 1)
+    side_by_side = V.movedim(-2, 0).flatten(1).contiguous()
+    found = matrix_product(D, side_by_side, axis)
+    return found.reshape(-1, *V.shape[:-2], V.shape[-1]).movedim(0, -2)
 
 
-def _to_csr(D: Tensor) -> Tensor:
+def _skip_zeros(D: Tensor) -> Tensor:
+    """The matrix, in CSR format where most entries are zero."""
+    if int((D != 0).sum()) > SPARSE * D.numel():
+        return D
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
         return D.to_sparse_csr()
@@ -109,7 +105,7 @@ class AssignmentProblem(DenseProgram):
 
     def __init__(self, X: Tensor, Y: Tensor, symmetric: bool) -> None:
         self.X, self.Y = X.double().cpu(), Y.double().cpu()
-        self.cross = Cross.of(self.X, self.Y, symmetric)
+        self.cross = Cross(self.X, self.Y, symmetric)
         self.constant = float((self.X.square().sum() + self.Y.square().sum()) / len(X) ** 2)
         mass = torch.full((len(X),), 1 / len(X), dtype=torch.float64)
         super().__init__(None, mass, mass)
@@ -119,7 +115,8 @@ class AssignmentProblem(DenseProgram):
         return float(self.inner(self.linearise(T), T))
 
     def find_optimum(self, plan: Tensor) -> tuple[Tensor, float]:
-        """A plan (N, N) from a feasible one, and its value, that neither steps nor exchanges better."""
+        """A plan (N, N) from a feasible one, and its value, that neither
+        steps nor exchanges better."""
         end = self.descend(plan)
         other = self.round_and_exchange(end.plan)
         if self.value(other) < end.value:
@@ -127,18 +124,20 @@ class AssignmentProblem(DenseProgram):
         return end.plan, end.value
 
     def round_and_exchange(self, plan: Tensor) -> Tensor:
-        """The plan of a permutation that no exchange betters, from the one nearest to a plan (N, N)."""
+        """The plan of a permutation that no exchange betters, from the one
+        nearest to a plan (N, N)."""
         return plan_of_order(self.improve_by_exchanges(best_permutation(plan)))
 
     def best_order(self) -> Array:
         """The best of all permutations (N,), for a few points: O(N! N^2)."""
         every = np.array(list(itertools.permutations(range(len(self.X)))))
-        sums = (self.X.numpy() * self.Y.numpy()[every[:, :, None], every[:, None, :]]).sum((1, 2))
-        best: Array = every[sums.argmax()]
-        return best
+        matched = self.Y.numpy()[every[:, :, None], every[:, None, :]]
+        sums = (self.X.numpy() * matched).sum((1, 2))
+        return np.asarray(every[sums.argmax()])
 
     def descend(self, plan: Tensor) -> DescentState[Tensor, Tensor]:
-        """Where conditional gradients lead from a plan (N, N), until no permutation is better to first order."""
+        """Where conditional gradients lead from a plan (N, N), until no
+        permutation is better to first order."""
         loop = Loop(Watch(), History(), STEPS, TOLERANCE, ROUNDING * self.constant)
         return conditional_gradient(self, plan, plan.new_zeros(len(plan)), loop)[0]
 
@@ -147,12 +146,14 @@ class AssignmentProblem(DenseProgram):
         return product.mul_(-2.0)
 
     def inner(self, cost: Tensor, plan: Tensor | SparseCoupling) -> Tensor:
-        return self.constant + super().inner(cost, plan)  # in costs it would break ties of graphs
+        # As part of costs the constant would break ties of graphs.
+        return self.constant + super().inner(cost, plan)
 
     def vertex(self, state: DescentState[Tensor, Tensor], priced: bool) -> Vertex:
         if self.cross.is_dense and len(self.p) >= SMOOTHED:
             return super().vertex(state, priced)
-        order, n = torch.from_numpy(best_permutation(-state.cost)), len(self.p)  # faster where few or tied
+        # This is faster where points are few or costs tied.
+        order, n = torch.from_numpy(best_permutation(-state.cost)), len(self.p)
         return SparseCoupling(self.p, order, torch.arange(n + 1), torch.tensor(n)), state.dual, None
 
     def bound(self, state: DescentState[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -167,23 +168,22 @@ class AssignmentProblem(DenseProgram):
             least = ROUNDING * max(float(np.abs(X).max() * np.abs(B).max()), np.finfo(float).tiny) * len(X)
             row, column = np.nonzero(np.triu(gain, 1) > least)
             best = np.argsort(-gain[row, column], kind="stable")[: TRIED * len(X)]
-            moved = False
+            before = order.copy()
             for r, s in zip(row[best].tolist(), column[best].tolist(), strict=True):
                 if _exchange_gain(X, B, r, s) > least:
                     B[[r, s]], order[[r, s]] = B[[s, r]], order[[s, r]]
                     B[:, [r, s]] = B[:, [s, r]]
-                    moved = True
-            if not moved:
+            if (order == before).all():
                 break
         return order
 
 
 def best_permutation(G: Tensor) -> Array:
     """The permutation (N,) of the largest sum of G (N, N)."""
-    from scipy.optimize import linear_sum_assignment  # late: it takes a third of the import of this package
+    # Imported late: it takes a third of the import of this package.
+    from scipy.optimize import linear_sum_assignment
 
-    order: Array = linear_sum_assignment(G.numpy(), maximize=True)[1]
-    return order
+    return np.asarray(linear_sum_assignment(G.numpy(), maximize=True)[1])
 
 
 def _exchange_gains(X: Array, B: Array, symmetric: bool) -> Array:
@@ -205,10 +205,10 @@ def _exchange_gains(X: Array, B: Array, symmetric: bool) -> Array:
 
 def _exchange_gain(X: Array, B: Array, r: int, s: int) -> float:
     """The same for one pair."""
-    rows = (X[r] - X[s]) @ (B[s] - B[r])
-    columns = (X[:, r] - X[:, s]) @ (B[:, s] - B[:, r])
-    for k in (r, s):
-        rows -= (X[r, k] - X[s, k]) * (B[s, k] - B[r, k])
-        columns -= (X[k, r] - X[k, s]) * (B[k, s] - B[k, r])
-    own = (X[r, r] - X[s, s]) * (B[s, s] - B[r, r]) + (X[r, s] - X[s, r]) * (B[s, r] - B[r, s])
-    return float(rows + columns + own)
+    found = (X[r, r] - X[s, s]) * (B[s, s] - B[r, r])
+    found += (X[r, s] - X[s, r]) * (B[s, r] - B[r, s])
+    for one, other in ((X, B), (X.T, B.T)):
+        apart = one[r] - one[s]
+        apart[[r, s]] = 0.0
+        found += apart @ (other[s] - other[r])
+    return float(found)

@@ -1,18 +1,25 @@
-"""Conditional gradients (Frank-Wolfe): the unregularised problem, from a feasible plan down to a stationary one.
+"""Conditional gradients (Frank-Wolfe): the unregularised problem, from a
+feasible plan down to a stationary one.
 
     S = argmin <C(T), S> over the plans,    T <- T + t (S - T),    t = argmin of the objective on the segment,
 
-where the objective is quadratic: its slope along S - T is 2 <C(T), S - T>, its curvature 2 <C(S) - C(T), S - T>. Dual
-potentials of the linear problem bound the gap 2 <C(T), T - S> to the best S, see `torchgw.objective.bounds`.
+where the objective is quadratic: its slope along S - T is 2 <C(T), S - T>,
+its curvature 2 <C(S) - C(T), S - T>. Dual potentials of the linear problem
+bound the gap 2 <C(T), T - S> to the best S, see `torchgw.objective.bounds`.
 
-Steps begin with vertices among a few candidates, cheap to find and, measured, on ways to lower optima than the best
-vertex leads; where these no longer better the plan, the linear problem is solved exactly, and its solution decides.
+Steps begin with vertices among a few candidates, cheap to find and,
+measured, on ways to lower optima than the best vertex leads; where these no
+longer better the plan, the linear problem is solved exactly, and its
+solution decides.
 
-How plans and costs are stored is a matter of the `QuadraticProgram`: as matrices (`DenseProgram`, here), as entries and
-factors (`torchgw.solvers.sparse_descent`), or as entries of sparse matrices (`torchgw.solvers.sparse_descent`).
+How plans and costs are stored is a matter of the `QuadraticProgram`: as
+matrices (`DenseProgram`, here), as entries and factors
+(`torchgw.solvers.sparse_descent`), or as entries of sparse matrices
+(`torchgw.solvers.sparse_descent`).
 
-Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex objectives", 2016; T. Vayer, L. Chapel,
-R. Flamary, R. Tavenard, N. Courty, "Optimal transport for structured data with application on graphs", 2019.
+Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex
+objectives", 2016; T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty,
+"Optimal transport for structured data with application on graphs", 2019.
 """
 
 from __future__ import annotations
@@ -56,10 +63,12 @@ class DescentState(State, Generic[PlanT, CostT]):
 
     plan : T, feasible.
     cost : C(T), in units of the scaled squared distances.
-    dual : column potentials (K,) of the last linear problem, in units of cost.
+    dual : column potentials (K,) of the last linear problem, in units of
+        cost.
     value : <C(T), T>, the objective.
     gap : a bound on the Frank-Wolfe gap at T; infinite while nobody asks.
-    stalled : whether the last step, towards a vertex among candidates, hardly bettered the plan.
+    stalled : whether the last step, towards a vertex among candidates,
+        hardly bettered the plan.
     basis : of the last vertex, see `torchgw.solvers.linear_oracle.Vertex`.
     """
 
@@ -71,23 +80,21 @@ class DescentState(State, Generic[PlanT, CostT]):
     stalled: bool = False
     basis: Tensor | None = None
 
-    @property
-    def complete(self) -> bool:
-        return True
+    complete = True
 
 
 class QuadraticProgram(Protocol[PlanT, CostT]):
-    """A quadratic objective <C(T), T> over a polytope of plans, and how both are stored."""
+    """A quadratic objective <C(T), T> over a polytope of plans, and how
+    both are stored."""
 
-    @property
-    def ignores_pricing(self) -> bool:
-        """Whether a vertex is the same, priced or not."""
+    ignores_pricing: bool  # whether a vertex is the same, priced or not
 
     def linearise(self, plan: PlanT) -> CostT:
         """C(T)."""
 
     def change(self, vertex: SparseCoupling, plan: PlanT, cost: CostT) -> CostT:
-        """C(S) - C(T), up to terms that are the same for all plans, from T and C(T)."""
+        """C(S) - C(T), up to terms that are the same for all plans, from T
+        and C(T)."""
 
     def inner(self, cost: CostT, plan: PlanT | SparseCoupling) -> Tensor:
         """<C, T> ()."""
@@ -96,7 +103,8 @@ class QuadraticProgram(Protocol[PlanT, CostT]):
         """One of little cost, the best if it is to be ``priced``."""
 
     def bound(self, state: DescentState[PlanT, CostT]) -> tuple[Tensor, Tensor]:
-        """What all plans cost at least () by the potentials of a state, and column potentials (K,) that say so."""
+        """What all plans cost at least () by the potentials of a state, and
+        column potentials (K,) that say so."""
 
     def mix(
         self, state: DescentState[PlanT, CostT], vertex: SparseCoupling, change: CostT, length: float
@@ -114,18 +122,24 @@ def conditional_gradient(
     progress: float | None = None,
     bound_ends: bool = False,
 ) -> tuple[DescentState[PlanT, CostT], Status]:
-    """The last plan, and why the loop ended. A linear problem and a linearised cost for each step.
+    """The last plan, and why the loop ended. A linear problem and a
+    linearised cost for each step.
 
     Parameters
     ----------
     program : the objective and its plans.
     plan : a feasible one.
-    dual : column potentials (K,) of its linear problem, in units of cost; anything will do.
-    loop : its ``tol`` is the gap over the value at which a plan is stationary.
+    dual : column potentials (K,) of its linear problem, in units of cost;
+        anything will do.
+    loop : its ``tol`` is the gap over the value at which a plan is
+        stationary.
     basis : of a vertex that led to the plan, if one did.
-    progress : relative fall of the value in a step up to which a step is the last; `STALLED` times ``tol`` by default.
-    bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the linear problem is solved at the last plan
-        too, for where it has several optima, the value can fall towards another to second order alone.
+    progress : relative fall of the value in a step up to which a step is
+        the last; `STALLED` times ``tol`` by default.
+    bound_ends : whether a bound within ``tol`` ends the loop. Otherwise the
+        linear problem is solved at the last plan too, for where it has
+        several optima, the value can fall towards another to second order
+        alone.
     """
     progress = STALLED * loop.tol if progress is None else progress
 
@@ -153,20 +167,23 @@ def conditional_gradient(
         change = program.change(vertex, state.plan, cost)
         inners = program.inner(cost, vertex), program.inner(change, vertex), program.inner(change, state.plan)
         toward, turned, along = map(float, to_host(*inners))
-        length, fall = lowest_on_segment(toward - value, turned - along)
-        stalled, after = fall <= progress * abs(value), replace(before, dual=dual, basis=basis)
+        slope, curvature = toward - value, turned - along
+        # Where the objective is concave along the segment, its end is lowest.
+        length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
+        fall = -2 * length * slope - length**2 * curvature
+        stalled = fall <= progress * abs(value)
+        after = replace(before, dual=dual, basis=basis, stalled=stalled)
         if fall > 0:
             plan, cost = program.mix(state, vertex, change, length)
-            after = make_state(plan, cost, dual, n_iter=n_iter, basis=basis)
-        if not priced or fall > max(small, progress * abs(value)):
-            return replace(after, stalled=stalled), check, None
-        last = update_bound(after)
-        if last.gap > small and stalled and fall > 0:
-            proven = update_bound(replace(before, dual=dual))
-            last = proven if proven.gap <= small else last
-        if stalled or last.gap <= small:
-            return last, check, Status.STATIONARY if last.gap <= small else Status.SETTLED
-        return replace(after, stalled=stalled), check, None
+            after = make_state(plan, cost, dual, n_iter=n_iter, basis=basis, stalled=stalled)
+        if priced and fall <= max(small, progress * abs(value)):
+            last = update_bound(after)
+            if last.gap > small and stalled and fall > 0:
+                proven = update_bound(replace(before, dual=dual))
+                last = proven if proven.gap <= small else last
+            if stalled or last.gap <= small:
+                return last, check, Status.STATIONARY if last.gap <= small else Status.SETTLED
+        return after, check, None
 
     def begin() -> DescentState[PlanT, CostT]:
         return make_state(plan, program.linearise(plan), dual, basis=basis)
@@ -175,21 +192,18 @@ def conditional_gradient(
     return (update_bound(state) if state.gap == math.inf else state), status
 
 
-def lowest_on_segment(slope: float, curvature: float) -> tuple[float, float]:
-    """The t of [0, 1] at which 2 t ``slope`` + t^2 ``curvature`` is lowest, all of the way where it is concave, and by
-    how much it falls."""
-    length = min(max(-slope / curvature, 0.0), 1.0) if curvature > 0 else 1.0
-    return length, -2 * length * slope - length**2 * curvature
-
-
 class DenseProgram:
-    """A gradient in float64 over plans (N, K) that are stored. O(N K) memory.
+    """A gradient in float64 over plans (N, K) that are stored. O(N K)
+    memory.
 
-    gradient : C(T) of a plan; one with a method ``change``, as `torchgw.objective.exact.ExactGradient` has, is asked
-        for C(S) - C(T) of steps.
+    gradient : C(T) of a plan; one with a method ``change``, as
+        `torchgw.objective.exact.ExactGradient` has, is asked for C(S) -
+        C(T) of steps.
     p, q : masses (N,), (K,).
-    exact : whether vertices are the best ones, as they always are between equal masses; others are good directions.
-    free : whether column sums are free where there is mass, so that each row goes where it costs least.
+    exact : whether vertices are the best ones, as they always are between
+        equal masses; others are good directions.
+    free : whether column sums are free where there is mass, so that each
+        row goes where it costs least.
     """
 
     def __init__(
@@ -218,11 +232,13 @@ class DenseProgram:
             first = torch.arange(len(column) + 1, device=column.device)
             return SparseCoupling(self.p, column, first, torch.tensor(len(self.q))), torch.zeros_like(self.q), None
         p, q, C = (side.numpy() for side in to_host(self.p, self.q, state.cost))
-        return solve_linear(DenseCost(C, p, q), state, self.p, self.q, priced or self.ignores_pricing)
+        priced = priced or self.ignores_pricing
+        return solve_linear(DenseCost(C, p, q), state.dual, state.basis, self.p, self.q, priced)
 
     def bound(self, state: DescentState[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         if self.free:
-            return lowest_cost(state.cost, self.p, self.q, nothing := torch.zeros_like(self.q)), nothing
+            nothing = torch.zeros_like(self.q)
+            return lowest_cost(state.cost, self.p, self.q, nothing), nothing
         return consistent_bound(state.cost, self.p, self.q, state.dual)
 
     def mix(
@@ -234,12 +250,19 @@ class DenseProgram:
 
 
 def solve_linear(
-    cost: TransportCost, state: DescentState[Any, Any], p: Tensor, q: Tensor, priced: bool, entries: Array | None = None
+    cost: TransportCost,
+    dual: Tensor,
+    basis: Tensor | None,
+    p: Tensor,
+    q: Tensor,
+    priced: bool,
+    entries: Array | None = None,
 ) -> Vertex:
-    """A vertex of little cost between masses p (N,), q (K,), see `torchgw.solvers.linear_oracle`, from the potentials
-    and the basis of a state."""
-    known = None if state.basis is None else state.basis.numpy()
-    rows, columns, dual = (side.numpy() for side in to_host(p, q, state.dual))
-    found = solve_transport(cost, rows, columns, dual, entries, PRICING_ROUNDS if priced else 1, known)
-    basis = None if found.basis is None else torch.from_numpy(found.basis)
-    return SparseCoupling.of(found.plan, p.device), torch.from_numpy(found.duals[1]).to(state.dual), basis
+    """A vertex of little cost between masses p (N,), q (K,), see
+    `torchgw.solvers.linear_oracle`, from the potentials (K,) and the basis
+    of another."""
+    known = None if basis is None else basis.numpy()
+    rows, columns, b = (side.numpy() for side in to_host(p, q, dual))
+    plan, (_, b), last = solve_transport(cost, rows, columns, b, entries, PRICING_ROUNDS if priced else 1, known)
+    basis = None if last is None else torch.from_numpy(last)
+    return SparseCoupling.of(plan, p.device), torch.from_numpy(b).to(dual), basis

@@ -1,9 +1,11 @@
-"""The objective without entropy of any model with hard masses, as a quadratic form on a polytope.
+"""The objective without entropy of any model with hard masses, as a
+quadratic form on a polytope.
 
     F(T) = <C(T), T>,    C(T) = alpha Q(T) + L / 2 + <L, T> / (2 W),    L = beta M + P,
 
-is linear in plans of one mass W and self-adjoint, so that conditional gradients between vertices need no other formula:
-what is linear in F is as good as quadratic. Q(T) is the cost of the quadratic part.
+is linear in plans of one mass W and self-adjoint, so that conditional
+gradients between vertices need no other formula: what is linear in F is as
+good as quadratic. Q(T) is the cost of the quadratic part.
 
 The polytopes are
 
@@ -12,9 +14,10 @@ The polytopes are
     T 1 <= p, T^T 1 <= q, sum T = m     transport plans with one more row and column, which take what is left (partial):
                                         they cost nothing, and each other too much
 
-Sources: L. Chapel, M. Alaya, G. Gasso, "Partial optimal transport with applications on positive-unlabeled learning",
-2020 (the further points); C. Vincent-Cuaz et al., "Semi-relaxed Gromov-Wasserstein divergence with applications on
-graphs", 2022.
+Sources: L. Chapel, M. Alaya, G. Gasso, "Partial optimal transport with
+applications on positive-unlabeled learning", 2020 (the further points); C.
+Vincent-Cuaz et al., "Semi-relaxed Gromov-Wasserstein divergence with
+applications on graphs", 2022.
 """
 
 from __future__ import annotations
@@ -39,8 +42,10 @@ APART = 2.0  # times the largest cost: what both further points cost each other
 
 
 def make_search_models(model: Model) -> list[Model]:
-    """Models by which what leads to one is searched for. Under a free marginal it is the model itself, and a partial
-    one with room for the largest mass everywhere: beside others, points that all can take say little."""
+    """Models by which what leads to one is searched for. Under a free
+    marginal it is the model itself, and a partial one with room for the
+    largest mass everywhere: beside others, points that all can take say
+    little."""
     (p, q), (row, column) = model.masses, model.marginals.weights
     if min(row, column) > 0:
         return [model]
@@ -53,7 +58,8 @@ def make_search_models(model: Model) -> list[Model]:
 class ModelForm(DenseProgram):
     """F, over the plans that a model allows, seen as rows with hard masses.
 
-    model : with the masses p (N,), q (K,), hard or free or only bounded; those of the form are its rows and columns'.
+    model : with the masses p (N,), q (K,), hard or free or only bounded;
+        those of the form are its rows and columns'.
     quadratic : C(T) of the quadratic part, in float64.
     exact : whether vertices are the best ones.
     """
@@ -71,18 +77,20 @@ class ModelForm(DenseProgram):
 
     @cached_property
     def linear(self) -> Tensor | None:
-        """L (N, K); None where there is neither M nor P. A constraint costs more than the longest cycle of exchanges
-        can save, which no price of one pair does."""
+        """L, of the form's plans; None where there is neither M nor P. A
+        constraint costs more than the longest cycle of exchanges can save,
+        which no price of one pair does."""
         given = self.model.linear(torch.float64)
         if given is None:
             return None
         if self.model.penalty is not None and self.model.strength == math.inf:
             longest = min(len(self.model.p), len(self.model.q)) - 1.0
             given = FactoredCost.weighted_sum([given, self.model.penalty.to(torch.float64)], [1.0, longest])
-        return given.rows(slice(None))
+        return self._extend_costs(given.rows(slice(None)))
 
     def extend(self, plan: Tensor) -> Tensor:
-        """A plan (N, K) as one of the form's, rounded onto the masses; what is given is written to."""
+        """A plan (N, K) as one of the form's, rounded onto the masses; what
+        is given is written to."""
         (p, q), marginals = self.model.masses, self.model.marginals
         plan.mul_((marginals.total or 1.0) / plan.sum().clamp_min(torch.finfo(plan.dtype).tiny))
         round_plan(plan, p, q, marginals)
@@ -98,30 +106,30 @@ class ModelForm(DenseProgram):
         return plan.T.contiguous() if self.has_free_rows else plan[:n, :k].contiguous()
 
     def extend_duals(self, dual: Tensor) -> Tensor:
-        """Potentials of the form's columns, from column potentials (K,) of a linear problem of the model."""
-        if self.free:
-            return torch.zeros_like(self.q)
+        """Potentials of the form's columns, from column potentials (K,) of
+        a linear problem of the model; where a side is free, nothing reads
+        them."""
         dual = dual * float(self.model.weight(1.0))
         return torch.cat((dual, dual.amax()[None])) if self.has_slack_points else dual
 
     def restrict_duals(self, duals: Tensor) -> Tensor:
-        """Column potentials (K,) of the model's linear problem, from those of the form's columns."""
+        """Column potentials (K,) of the model's linear problem, from those
+        of the form's columns."""
         if self.free:
             return torch.zeros_like(self.model.q)
         return duals[: len(self.model.q)] / float(self.model.weight(1.0))
 
     def linearise(self, plan: Tensor | SparseCoupling) -> Tensor:
-        stands = self._restrict_coupling(plan)
+        stands = DenseCoupling(self.restrict(plan)) if isinstance(plan, Tensor) else self._restrict_coupling(plan)
         rows, columns = stands.marginal(1).to(self.p), stands.marginal(0).to(self.p)
         cost = self.quadratic(stands, rows, None if self.model.has_hard_marginals else columns).rows(slice(None))
-        cost = cost * self.model.alpha
+        cost = self._extend_costs(cost * self.model.alpha)
         if self.linear is not None:
             cost += self.linear / 2
-        return self._pad_costs(cost).add_(self._constant(stands))
+        return self._add_constants(cost, self._constant(plan))
 
     def change(self, vertex: SparseCoupling, plan: Tensor, cost: Tensor) -> Tensor:
         corner, stands, exact = self._restrict_coupling(vertex), DenseCoupling(self.restrict(plan)), self.quadratic
-        assert isinstance(corner, SparseCoupling)
         found = exact.change_by_rows(corner, stands.plan)
         if found is None:
             return self.linearise(vertex).sub_(cost)
@@ -129,32 +137,31 @@ class ModelForm(DenseProgram):
             rows, columns = (corner.marginal(axis) - stands.marginal(axis) for axis in (1, 0))
             a, b = exact.means(rows, columns)
             found.add_(a[:, None]).add_(b)
-        found *= self.model.alpha
-        return self._pad_costs(found).add_(self._constant(corner) - self._constant(stands))
+        found = self._extend_costs(found.mul_(self.model.alpha))
+        return self._add_constants(found, self._constant(vertex) - self._constant(plan))
 
-    def _constant(self, plan: DenseCoupling | SparseCoupling) -> float:
-        """<L, T> / (2 W) of a plan (N, K)."""
+    def _constant(self, plan: Tensor | SparseCoupling) -> float:
+        """<L, T> / (2 W)."""
         if self.linear is None:
             return 0.0
-        if isinstance(plan, SparseCoupling):
-            found = plan.mass @ self.linear[plan.row, plan.column]
-        else:
-            found = (plan.plan * self.linear).sum()
-        return float(found) / (2 * float(self.p.sum()))
+        return float(self.inner(self.linear, plan)) / (2 * float(self.p.sum()))
 
-    def _pad_costs(self, cost: Tensor) -> Tensor:
-        """Costs (N, K) as those of the form's plans."""
-        if not self.has_slack_points:
-            return cost.T.contiguous() if self.has_free_rows else cost
-        largest = cost.abs().amax()
-        cost = torch.nn.functional.pad(cost, (0, 1, 0, 1))
-        cost[-1, -1] = APART * largest
-        return cost
+    def _extend_costs(self, cost: Tensor) -> Tensor:
+        """Costs (N, K) as those of the form's plans, zero for slack points."""
+        if self.has_slack_points:
+            return torch.nn.functional.pad(cost, (0, 1, 0, 1))
+        return cost.T.contiguous() if self.has_free_rows else cost
 
-    def _restrict_coupling(self, plan: Tensor | SparseCoupling) -> DenseCoupling | SparseCoupling:
-        """The plan (N, K) of few entries where that of the form has few."""
-        if not isinstance(plan, SparseCoupling):
-            return DenseCoupling(self.restrict(plan))
+    def _add_constants(self, cost: Tensor, constant: float) -> Tensor:
+        """Costs of the form's plans, with that of both slack points, and a
+        constant; they are written to."""
+        if self.has_slack_points:
+            cost[-1, -1] = APART * cost.abs().amax()
+        return cost.add_(constant)
+
+    def _restrict_coupling(self, plan: SparseCoupling) -> SparseCoupling:
+        """The plan (N, K) that one of the form's with few entries stands
+        for."""
         n, k = len(self.model.p), len(self.model.q)
         matrix = plan.matrix.T.tocsr() if self.has_free_rows else plan.matrix[:n, :k]
         return SparseCoupling.of(matrix, plan.device)

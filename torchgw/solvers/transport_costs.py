@@ -1,17 +1,22 @@
-"""Costs of linear transport problems: their cheap entries under dual potentials, without most other pairs.
+"""Costs of linear transport problems: their cheap entries under dual
+potentials, without most other pairs.
 
-A cost answers for its value at given entries, for the entries that are cheapest under column potentials, and for those
-below potentials, whether it is stored, a product, or has few entries.
+A cost answers for its value at given entries, for the entries that are
+cheapest under column potentials, and for those below potentials, whether it
+is stored, a product, or has few entries.
 
-Of products, points are taken in tiles, runs of an order in which neighbours are alike. For rows I and columns J with
-centres u of the u_i and v of the v_j, the reduced cost splits exactly into parts of a row or a column each, and one
-that is small:
+Of products, points are taken in tiles, runs of an order in which neighbours
+are alike. For rows I and columns J with centres u of the u_i and v of the
+v_j, the reduced cost splits exactly into parts of a row or a column each,
+and one that is small:
 
     C_ij - a_i - b_j = [alpha_i - 2 u_i . v] + [beta_j - 2 u . v_j] + 2 u . v - 2 (u_i - u) . (v_j - v),
 
-where alpha and beta are what row and column terms have left of a and b. So it is at least the least of each part, less
-twice the product of the largest distances from the centres, and a tile whose bound is above a limit is left out. Where
-a limit is over the cheapest entry of each row, the cheapest of a few tiles stands for that.
+where alpha and beta are what row and column terms have left of a and b. So
+it is at least the least of each part, less twice the product of the largest
+distances from the centres, and a tile whose bound is above a limit is left
+out. Where a limit is over the cheapest entry of each row, the cheapest of a
+few tiles stands for that.
 """
 
 from __future__ import annotations
@@ -33,11 +38,12 @@ from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
 
-CANDIDATES, MOST_TIED = 6, 3  # entries for each point, and times as many where several are as cheap
+# Entries for each point, and times as many where several are as cheap.
+CANDIDATES, MOST_TIED = 6, 3
 SAMPLED_ROWS = 32  # whose entries say which are small
 BLUR, SCALINGS = 0.03, 30  # of the mean cost that is left by the potentials
-BLOCK_ROWS = 64
-TILE, ROW_TILES = 64, 32  # points of a tile, row tiles that are looked at together
+# Points of a tile, row tiles that are looked at together.
+TILE, ROW_TILES = 64, 32
 NEAREST = 4  # column tiles that say how cheap the cheapest entry of a row is
 ROUNDING = 1e-14  # of the largest numbers that bounds are sums of
 
@@ -47,33 +53,30 @@ class DenseCost:
     """A stored cost.
 
     C : (N, K), which is not written to.
-    p, q : masses (N,), (K,). Points with much of it have as many candidates as it asks for: in the first steps of a
-        partial problem the point that takes what is left had no room otherwise, and no vertex bettered the plan.
+    p, q : masses (N,), (K,). Points with much of it have as many candidates
+        as it asks for: in the first steps of a partial problem the point
+        that takes what is left had no room otherwise, and no vertex
+        bettered the plan.
     """
 
     C: Array
     p: Array
     q: Array
-    has_slack = False
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        n, k = self.C.shape
-        return n, k
 
     def at(self, entries: Array, dual: Array) -> Array:
-        found: Array = self.C.reshape(-1)[entries] - dual[entries % len(dual)]
-        return found
+        return np.asarray(self.C.reshape(-1)[entries] - dual[entries % len(dual)])
 
     def cheapest(self, dual: Array) -> Array:
         reduced = reduce_costs(self.C, dual)
-        k, heavy = len(dual), []
-        for costs, mass, own, other in ((reduced, self.p, k, 1), (reduced.T, self.q, 1, k)):
+        small = _smallest_entries(reduced)
+        sides = (reduced, small, self.p), (reduced.T, small.T, self.q)
+        for costs, chosen, mass in sides:
             most = CANDIDATES * mass / mass.mean()
             for line in np.flatnonzero(most > CANDIDATES**2):
                 last = min(int(most[line]), costs.shape[1]) - 1
-                heavy.append(own * line + other * np.argpartition(costs[line], last)[: last + 1])
-        return union(np.flatnonzero(_smallest_entries(reduced)), *heavy)
+                cheap = np.argpartition(costs[line], last)[: last + 1]
+                chosen[line, cheap] = True
+        return np.flatnonzero(small)
 
     def below(self, duals: tuple[Array, Array], limit: float) -> Array:
         reduced = self.C - duals[0][:, None]
@@ -84,8 +87,9 @@ class DenseCost:
         return np.flatnonzero(low)
 
     def estimate_dual(self, p: Array, q: Array) -> Array:
-        """Column potentials (K,) of a plan with a little entropy. A first vertex is found several times as fast from
-        these as from zeros; of uniform random costs it is not."""
+        """Column potentials (K,) of a plan with a little entropy. A first
+        vertex is found several times as fast from these as from zeros; of
+        uniform random costs it is not."""
         reduced = torch.from_numpy(reduce_costs(self.C, np.zeros(len(q))))
         columns = reduced.amin(0)
         reduced -= columns
@@ -95,25 +99,25 @@ class DenseCost:
         kernel, v = reduced.div_(-epsilon).float().exp_(), torch.ones_like(b)
         for _ in range(SCALINGS):
             v = b / ((a / (kernel @ v).clamp_min_(tiny)) @ kernel).clamp_min_(tiny)
-        found: Array = (columns + epsilon * v.log().nan_to_num_(0.0, 0.0, 0.0)).numpy()
-        return found
+        return (columns + epsilon * v.log().nan_to_num_(0.0, 0.0, 0.0)).numpy()
 
 
 def reduce_costs(C: Array, dual: Array) -> Array:
-    """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,): of NumPy's arrays, and from the one C - b
-    that is needed anyway, where `torchgw.objective.bounds.c_transform` makes one and drops it."""
+    """C_ij - a_i - b_j (N, K) with the c-transform a of b = ``dual`` (K,):
+    of NumPy's arrays, and from the one C - b that is needed anyway, where
+    `torchgw.objective.bounds.c_transform` makes one and drops it."""
     reduced = torch.from_numpy(C) - torch.from_numpy(dual)
-    for where in blocks(len(C), BLOCK_ROWS):
-        reduced[where] -= reduced[where].amin(1, keepdim=True)
+    reduced -= reduced.amin(1, keepdim=True)
     return reduced.numpy()
 
 
 def _smallest_entries(reduced: Array) -> Array:
-    """The smallest entries of each row and column, (N, K) of booleans; of equal ones all, unless they are many."""
+    """The smallest entries of each row and column, (N, K) of booleans; of
+    equal ones all, unless they are many."""
     (n, k), last = reduced.shape, [min(CANDIDATES, size) - 1 for size in reduced.shape]
     in_row = np.partition(reduced, last[1], axis=1)[:, last[1]]
     in_column = np.partition(reduced.T.copy(), last[0], axis=1)[:, last[0]]
-    small: Array = (reduced <= in_row[:, None]) | (reduced <= in_column)
+    small = (reduced <= in_row[:, None]) | (reduced <= in_column)
     if np.count_nonzero(small) > MOST_TIED * CANDIDATES * (n + k):
         small[:] = False
         np.put_along_axis(small, np.argpartition(reduced, last[1], axis=1)[:, :CANDIDATES], True, 1)
@@ -122,27 +126,21 @@ def _smallest_entries(reduced: Array) -> Array:
 
 
 class SparseCost:
-    """-W_ij where W has an entry, nothing in one row and one column more, and elsewhere no mass may be.
+    """-W_ij where W has an entry, nothing in one row and one column more,
+    and elsewhere no mass may be.
 
     W : CSR (N, K), its entries positive.
     """
 
-    has_slack = True
-
     def __init__(self, W: Any) -> None:
         self.W = W
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        n, k = self.W.shape
-        return n + 1, k + 1
-
     def at(self, entries: Array, dual: Array) -> Array:
         (n, k), (row, column) = self.W.shape, divmod(entries, len(dual))
-        found: Array = -dual[column]
+        costs: Array = -dual[column]
         inside = (row < n) & (column < k)
-        found[inside] -= entry_values(self.W, row[inside], column[inside])
-        return found
+        costs[inside] -= entry_values(self.W, row[inside], column[inside])
+        return costs
 
     def cheapest(self, dual: Array) -> Array:
         (n, k), W, row = self.W.shape, self.W, entry_rows(self.W)
@@ -165,8 +163,7 @@ class SparseCost:
 
     def positions(self, W: Any) -> Array:
         """Flat positions of the entries of a matrix (N, K)."""
-        found: Array = entry_rows(W) * self.shape[1] + W.indices
-        return found
+        return np.asarray(entry_rows(W) * (self.W.shape[1] + 1) + W.indices)
 
 
 @dataclass(frozen=True)
@@ -185,35 +182,20 @@ class Order:
         """By the factors of a cost like those to be ordered."""
         return cls(*(bisect(side, -(-len(side) // TILE), TILE).order for side in (cost.U, cost.V)))
 
-    @property
-    def transpose(self) -> Order:
-        """With rows and columns exchanged."""
-        return Order(self.columns, self.rows)
 
-
-@dataclass(frozen=True)
 class TiledCost:
-    """A cost of factors in float64, in tile order.
+    """A cost of factors in float64, whose points are taken in an order.
 
-    cost : as it is.
-    order : of its points.
-    U, V : its factors (n, r), (k, r) in that order, filled up to whole tiles.
+    O((N + K) r) work and memory.
+
+    U, V : its factors (n, r), (k, r) in that order, filled up to whole
+        tiles.
     """
 
-    cost: FactoredCost
-    order: Order
-    U: Tensor
-    V: Tensor
-    has_slack = False
-
-    @classmethod
-    def of(cls, cost: FactoredCost, order: Order) -> TiledCost:
-        """In an order; O((N + K) r)."""
-        return cls(cost, order, _fill_tiles(cost.U[order.rows]), _fill_tiles(cost.V[order.columns]))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.cost.a), len(self.cost.b)
+    def __init__(self, cost: FactoredCost, order: Order) -> None:
+        self.cost, self.order = cost, order
+        self.U = _fill_tiles(cost.U[order.rows])
+        self.V = _fill_tiles(cost.V[order.columns])
 
     def at(self, entries: Array, dual: Array) -> Array:
         cost, found, offset = self.cost, np.empty(len(entries)), self.cost.b - self._to_tensor(dual)
@@ -225,22 +207,24 @@ class TiledCost:
 
     def cheapest(self, dual: Array) -> Array:
         n = len(self.cost.a)
-        index, b = self._to_tensor(np.arange(0, n, max(n // SAMPLED_ROWS, 1))), self._to_tensor(dual)
-        sample = self.cost.restrict(index, slice(None)).rows(slice(None)).sub_(b)
+        index = self._to_tensor(np.arange(0, n, max(n // SAMPLED_ROWS, 1)))
+        sample = self.cost.rows(index).sub_(self._to_tensor(dual))
         reduced = sample.sub_(sample.amin(1, keepdim=True)).cpu().numpy()
         last = min(len(reduced) * CANDIDATES * (n + len(dual)) // n, reduced.size - 1)
         limit = float(np.partition(reduced, last, axis=None)[last])
-        found = self._blocks(np.zeros(n), dual, limit, True)
-        return self._entries_up_to(
-            ((rows, kept, costs.sub_(costs.amin(1, keepdim=True))) for rows, kept, costs in found), limit
+        over_least = (
+            # Costs over the least of their row.
+            (rows, kept, costs.sub_(costs.amin(1, keepdim=True)))
+            for rows, kept, costs in self._blocks(np.zeros(n), dual, limit, True)
         )
+        return self._entries_up_to(over_least, limit)
 
     def below(self, duals: tuple[Array, Array], limit: float) -> Array:
         return self._entries_up_to(self._blocks(*duals, limit, False), limit)
 
     def c_transform(self, dual: Array) -> tuple[Array, Array]:
-        """The c-transform a_i = min_j (C_ij - b_j) (N,) of column potentials (K,), and where each row has its
-        minimum."""
+        """The c-transform a_i = min_j (C_ij - b_j) (N,) of column
+        potentials (K,), and where each row has its minimum."""
         found, nearest = torch.empty_like(self.cost.a), torch.empty_like(self.order.rows)
         for rows, kept, costs in self._blocks(np.zeros(len(found)), dual, 0.0, True):
             points = self.order.rows[rows]
@@ -252,8 +236,9 @@ class TiledCost:
         return torch.as_tensor(side, device=self.cost.b.device)
 
     def _entries_up_to(self, found: Iterable[tuple[slice, Tensor, Tensor]], limit: float) -> Array:
-        """Flat positions, ascending, of the entries up to a limit in blocks of rows and the columns of kept tiles."""
-        n, k = self.shape
+        """Flat positions, ascending, of the entries up to a limit in blocks
+        of rows and the columns of kept tiles."""
+        n, k = len(self.cost.a), len(self.cost.b)
         few, positions = CANDIDATES * -(-(n + k) // n), [np.empty(0, dtype=np.int64)]
         for rows, kept, block in found:
             i, j = torch.nonzero(block <= limit).unbind(1)
@@ -267,12 +252,15 @@ class TiledCost:
     def _blocks(
         self, row_dual: Array, dual: Array, limit: float, over_least: bool
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Of each row tile its rows, the column tiles (m,) that may have entries up to a limit over potentials, or over
-        the cheapest of their row, and the costs (n, m size) of these over potentials."""
+        """Of each row tile its rows, the column tiles (m,) that may have
+        entries up to a limit over potentials, or over the cheapest of their
+        row, and the costs (n, m size) of these over potentials."""
         cost, order, n = self.cost, self.order, len(row_dual)
         alpha = _fill_tiles((cost.a - self._to_tensor(row_dual))[order.rows])
         beta = (cost.b - self._to_tensor(dual))[order.columns]
-        limit += ROUNDING * self._largest_term(alpha, beta)
+        terms = [float(side.abs().max()) for side in (cost.a, cost.b, alpha, beta)]
+        lengths = [float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)]
+        limit += ROUNDING * max(*terms, 2 * math.prod(lengths))
         beta = torch.nn.functional.pad(beta, (0, len(self.V) - len(beta)), value=torch.inf)
         # The product of a row with a column is its cost over potentials.
         V = torch.stack((beta, torch.ones_like(beta)), 1)
@@ -298,27 +286,23 @@ class TiledCost:
                     rows = slice(points.start + tile * TILE, min(points.start + (tile + 1) * TILE, n))
                     yield rows, kept, costs(tile, kept)[: rows.stop - rows.start]
 
-    def _largest_term(self, *terms: Tensor) -> float:
-        """A bound on all numbers that a cost and its bounds are sums of, beside some terms."""
-        found = [float(side.abs().max()) for side in (self.cost.a, self.cost.b, *terms)]
-        found.append(2 * math.prod(float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)))
-        return max(found)
-
 
 TransportCost: TypeAlias = DenseCost | SparseCost | TiledCost
-"""C (N, K), of which few entries are looked at. Flat positions of entries are ascending.
+"""C (N, K), of which few entries are looked at. Flat positions of entries
+are ascending.
 
-    has_slack               whether the last row and column take what stays away, at no cost
-    shape                   (N, K)
     at(entries, dual)       C - b of entries (m,) under column potentials (K,)
-    cheapest(dual)          the entries that are cheapest under column potentials (K,) and their c-transform: about
+    cheapest(dual)          the entries that are cheapest under column
+                            potentials (K,) and their c-transform: about
                             `CANDIDATES` times as many as points
-    below(duals, limit)     those that cost at most a limit more than potentials (N,), (K,); of very many the cheapest
+    below(duals, limit)     those that cost at most a limit more than
+                            potentials (N,), (K,); of very many the cheapest
 """
 
 
 def _augment_rows(U: Tensor, alpha: Tensor | None = None) -> Tensor:
-    """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by default."""
+    """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by
+    default."""
     one = U.new_ones(len(U), 1)  # of factors that may have no column
     return torch.cat((U * -2.0, one, torch.zeros_like(one) if alpha is None else alpha[:, None]), 1)
 
@@ -330,8 +314,9 @@ def _fill_tiles(side: Tensor) -> Tensor:
 
 
 def union(*entries: Array) -> Array:
-    """Flat positions that are in one of some lists, ascending. NumPy's hashes them, and takes several times as long
-    where lists are ascending, too."""
+    """Flat positions that are in one of some lists, ascending. NumPy's
+    hashes them, and takes several times as long where lists are ascending,
+    too."""
     found = np.concatenate(entries)
     found.sort(kind="stable")
     return found[np.diff(found, prepend=-1) > 0]

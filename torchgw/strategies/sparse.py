@@ -183,9 +183,9 @@ def descend_by_levels(
         )
     order = Order.of(cost)
     row, column = (dual.cpu().numpy() for dual in duals)
-    _, nearest = TiledCost.of(cost.T, order.transpose).c_transform(row)
+    _, nearest = TiledCost(cost.T, Order(order.columns, order.rows)).c_transform(row)
     if len(within) > MOST_WITHIN:
-        reduced = TiledCost.of(cost, order).at(within, column) - row[within // len(q)]
+        reduced = TiledCost(cost, order).at(within, column) - row[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
     feasible = union(north_west_corner(p.cpu().numpy(), q.cpu().numpy(), order, nearest), within)
     loop = replace(loop, tol=FLOWS_TOLERANCE if many else TOLERANCE)
