@@ -95,7 +95,7 @@ def product_plan_from_moments(model: Model, found: Sequence[Tensor], unit: float
     if model.cost is not None and model.beta > 0:
         gain += model.beta / 2 * linear_energy_scale(model.cost, *model.masses)
         chance += model.beta * float(p @ _mean_rows(model.cost, q))
-    chance += max(float(model.divergences(p, q)), 0.0)
+    chance += 0.0 if model.has_hard_marginals else max(float(model.divergences(p, q)), 0.0)
     if model.penalty is not None and model.strength < math.inf:
         chance += model.strength / model.price * float(p @ _mean_rows(model.penalty, q))
     gain /= float(model.weight(1.0))
