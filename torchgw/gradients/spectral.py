@@ -56,7 +56,7 @@ def spectral_trace(
     start = project(z * (root > 0)).flatten(1).T.contiguous()
     with torch.no_grad():
         held = tuple(side.detach() for side in distances)
-        seen, _ = recurrence(as_matrix(product, held, start), start, min(n_steps, len(start)), _should_stop)
+        seen = recurrence(as_matrix(product, held, start), start, min(n_steps, len(start)), _should_stop)
     found = matrix_function(product, distances, start, _ShiftedFunction(f), seen.alphas.shape[1], coefficients)
     return (start * found).sum() / n_probes
 

@@ -243,18 +243,20 @@ class Krylov(NamedTuple):
     alphas, betas : a (M, m) and b (M, m - 1). Where a beta is zero, the Krylov space is invariant, and all that follows
         is zero.
     residual : (M,), the next beta, which has no derivative.
+    norm : lengths of the start vectors (M,).
     """
 
     basis: Tensor
     alphas: Tensor
     betas: Tensor
     residual: Tensor
+    norm: Tensor
 
 
 def recurrence(
     operator: Operator, V: Tensor, n_steps: int, stop: Callable[[Tensor, Tensor], bool] | None = None
-) -> tuple[Krylov, Tensor]:
-    """The recurrence from each column of V (N, M), and the columns' lengths (M,); a zero column breaks down at once.
+) -> Krylov:
+    """The recurrence from each column of V (N, M); a zero column breaks down at once.
 
     ``stop(alphas, betas)``, both (M, k), may end it after any step k.
     """
@@ -266,7 +268,7 @@ def recurrence(
         alphas, betas = steps[..., : k + 1]
         if stop is not None and stop(alphas, betas):
             break
-    return Krylov(space.vectors[:, :-1], alphas, betas[:, :-1], betas[:, -1]), norm
+    return Krylov(space.vectors[:, :-1], alphas, betas[:, :-1], betas[:, -1], norm)
 
 
 def ritz_pairs(alphas: Tensor, betas: Tensor) -> tuple[Tensor, Tensor]:

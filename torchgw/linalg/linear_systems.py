@@ -46,10 +46,9 @@ def gmres(
     """Solve operator(x) = right for vectors (n,); O(n restart) memory."""
     x, size = torch.zeros_like(right), float(torch.linalg.vector_norm(right))
     count, condition, residual, rest = 0, 1.0, 1.0, right
-    if not math.isfinite(size):  # what comes from outside may overflow; it passes through
-        return LinearSolution(torch.full_like(right, torch.nan), math.inf, 0, 1.0)
-    if size == 0:
-        return LinearSolution(x, 0.0, 0, 1.0)
+    if not 0 < size < math.inf:  # what comes from outside may overflow; it passes through, as NaN
+        missed = math.inf if size else 0.0
+        return LinearSolution(missed * x, missed, 0, 1.0)
     matrix = Matrix(lambda X: operator(X[:, 0])[:, None], len(right), right.device, right.dtype)
     while count < max_iter and residual > tol:
         before = residual

@@ -31,6 +31,7 @@ low-rank approximations of the Frechet derivative of a matrix function using Kry
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -39,7 +40,7 @@ from torch import Tensor
 from torchgw import validate
 from torchgw.linalg.lanczos import BREAKDOWN_POWER, Krylov, combine_vectors, inner_products, recurrence, ritz_pairs
 from torchgw.linalg.operators import Matrix
-from torchgw.runtime.autograd import refuse_double_backward
+from torchgw.runtime.autograd import own_copies, refuse_double_backward
 
 Matvec: TypeAlias = "Callable[[tuple[Tensor, ...], Tensor], Tensor]"
 ONCE = "Lanczos has first derivatives only: differentiate it once, without create_graph=True"
@@ -113,11 +114,6 @@ def matrix_function(
     return result
 
 
-def _first_column(f: ScalarFunction, values: Tensor, vectors: Tensor, coefficients: Sequence[Tensor]) -> Tensor:
-    """f(T) e_1, (M, m)."""
-    return inner_products(vectors, f.value(values, *coefficients) * vectors[:, 0])
-
-
 def as_matrix(matvec: Matvec, parameters: tuple[Tensor, ...], V: Tensor) -> Matrix:
     """A on vectors like V (N, M), for values of its parameters."""
     return Matrix(lambda X: matvec(parameters, X), len(V), V.device, V.dtype)
@@ -126,161 +122,152 @@ def as_matrix(matvec: Matvec, parameters: tuple[Tensor, ...], V: Tensor) -> Matr
 class _MatrixFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, matvec: Matvec, f: ScalarFunction, n_steps: int, n: int, V: Tensor, *rest: Tensor) -> Tensor:
-        found, norm = recurrence(as_matrix(matvec, rest[:n], V), V, n_steps)
-        values, vectors = ritz_pairs(found.alphas, found.betas)
+        solved = _Evaluation.of(matvec, f, rest[:n], rest[n:], V, n_steps)
         ctx.matvec, ctx.f, ctx.n = matvec, f, n
-        ctx.save_for_backward(V, *rest, *found, norm, values, vectors)
-        return combine_vectors(found.basis, norm[:, None] * _first_column(f, values, vectors, rest[n:])).T
+        ctx.save_for_backward(V, *rest, *solved.krylov, solved.values, solved.vectors)
+        return solved.result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         V, *rest, basis, alphas, betas, residual, norm, values, vectors = ctx.saved_tensors
-        parameters, coefficients = tuple(rest[: ctx.n]), tuple(rest[ctx.n :])
+        krylov = Krylov(basis, alphas, betas, residual, norm)
+        solved = _Evaluation(ctx.matvec, ctx.f, tuple(rest[: ctx.n]), tuple(rest[ctx.n :]), krylov, values, vectors)
         with torch.no_grad():
-            solved = _LanczosEvaluation(
-                ctx.matvec, ctx.f, Krylov(basis, alphas, betas, residual), norm, values, vectors
-            )
-            cotangents = solved.cotangents_of(parameters, coefficients, grads[0].T)
+            cotangents = solved.cotangents_of(grads[0].T)
         return None, None, None, None, *refuse_double_backward(ONCE, cotangents, (V, *rest, *grads))
 
 
-class _LanczosEvaluation(NamedTuple):
+class _Evaluation(NamedTuple):
     """f(A) V as it was computed, and its adjoint.
 
     matvec, f : the matrix A (N, N) as a product, and the function.
-    krylov : the Krylov basis (M, m, N), and the entries of the tridiagonal matrix T (M, m, m).
-    norm : of the start vectors, (M,).
+    parameters, coefficients : of either.
+    krylov : the basis (M, m, N), and the entries of T (M, m, m).
     values, vectors : eigenvalues (M, m) and eigenvectors (M, m, m) of T.
     """
 
     matvec: Matvec
     f: ScalarFunction
+    parameters: tuple[Tensor, ...]
+    coefficients: tuple[Tensor, ...]
     krylov: Krylov
-    norm: Tensor
     values: Tensor
     vectors: Tensor
 
-    def cotangents_of(
-        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], y: Tensor
-    ) -> list[Tensor | None]:
+    @classmethod
+    def of(
+        cls,
+        matvec: Matvec,
+        f: ScalarFunction,
+        parameters: tuple[Tensor, ...],
+        coefficients: tuple[Tensor, ...],
+        V: Tensor,
+        n_steps: int,
+    ) -> _Evaluation:
+        """After so many steps from V (N, M)."""
+        krylov = recurrence(as_matrix(matvec, parameters, V), V, n_steps)
+        pairs = ritz_pairs(krylov.alphas, krylov.betas)
+        return cls(matvec, f, parameters, coefficients, krylov, *pairs)
+
+    @property
+    def column(self) -> Tensor:
+        """f(T) e_1, (M, m)."""
+        values = self.f.value(self.values, *self.coefficients)
+        return inner_products(self.vectors, values * self.vectors[:, 0])
+
+    @property
+    def result(self) -> Tensor:
+        """f(A) V, (N, M)."""
+        weights = self.krylov.norm[:, None] * self.column
+        return combine_vectors(self.krylov.basis, weights).T
+
+    def cotangents_of(self, y: Tensor) -> list[Tensor | None]:
         """Cotangents of V, parameters and coefficients from that of the result, y (M, N)."""
-        basis, _, betas, residual = self.krylov
-        broken = (betas == 0).any(1) | (residual == 0)
+        basis, _, betas, residual, norm = self.krylov
+        broken = ((betas == 0).any(1) | (residual == 0))[:, None]
         inside = inner_products(basis, y)
         within = combine_vectors(basis, inside)
-        rest = (y - within) * broken[:, None]
-        size = torch.linalg.vector_norm(y, dim=1)
-        tiny = torch.finfo(y.dtype).eps ** BREAKDOWN_POWER
-        rest = rest * (torch.linalg.vector_norm(rest, dim=1) > tiny * size)[:, None]
-        y = torch.where(broken[:, None], within, y)
-        column = _first_column(self.f, self.values, self.vectors, coefficients)
-        column_bar = self.norm[:, None] * inside
-        T_bar = self._matrix_cotangent(coefficients, column_bar)
-        V_bar, totals = _adjoint(
-            self.matvec,
-            parameters,
-            self.krylov,
-            self.norm,
-            lambda k: (self.norm * column[:, k])[:, None] * y,
-            T_bar.diagonal(dim1=1, dim2=2),
-            T_bar.diagonal(1, 1, 2) + T_bar.diagonal(-1, 1, 2),
-        )
-        V_bar = V_bar + (basis[:, 0] * (column * inside).sum(1, keepdim=True)).T
+        rest = (y - within) * broken
+        size, left = (torch.linalg.vector_norm(part, dim=1) for part in (y, rest))
+        rest[left <= torch.finfo(y.dtype).eps ** BREAKDOWN_POWER * size] = 0.0
+        y = torch.where(broken, within, y)
+        totals = [torch.zeros_like(parameter) for parameter in self.parameters]
+        # That of f(T) e_1 in the coordinates of the eigenvectors.
+        turned = inner_products(self.vectors.mT, norm[:, None] * inside)
+        T_bar = self._divided_differences(self.values, self.vectors, turned)
+        V_bar = self._adjoint(y, T_bar, totals)
+        V_bar = V_bar + (basis[:, 0] * (self.column * inside).sum(1, keepdim=True)).T
         if bool(rest.any()):
-            V_bar = V_bar + self._residual_cotangent(parameters, coefficients, rest, totals)
-        return [V_bar, *totals, *self._coefficient_cotangents(coefficients, column_bar)]
+            V_bar = V_bar + self._residual_cotangent(rest, totals)
+        value = partial(self.f.value, self.values)
+        _, found = _differentiate(value, self.coefficients, turned * self.vectors[:, 0])
+        return [V_bar, *totals, *found]
 
-    def _matrix_cotangent(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> Tensor:
-        """Cotangent (M, m, m) of T from that of f(T) e_1, by Daleckii and Krein."""
-        divided = self.f.divided_difference(self.values[:, :, None], self.values[:, None], *coefficients)
-        left = inner_products(self.vectors.mT, column_bar)
-        return self.vectors @ (divided * left[:, :, None] * self.vectors[:, :1]) @ self.vectors.mT
+    def _divided_differences(self, values: Tensor, vectors: Tensor, weights: Tensor) -> Tensor:
+        """U diag(w) f[mu, lambda] diag(U_T^T e_1) U_T^T (M, m, m), for mu, U and w (M, m), lambda and U_T of T."""
+        divided = self.f.divided_difference(values[:, :, None], self.values[:, None], *self.coefficients)
+        weighted = divided * weights[:, :, None] * self.vectors[:, :1]
+        return vectors @ weighted @ self.vectors.mT
 
-    def _coefficient_cotangents(self, coefficients: tuple[Tensor, ...], column_bar: Tensor) -> list[Tensor | None]:
-        """Cotangents of the coefficients, by torch."""
-        wanted = [i for i, c in enumerate(coefficients) if c.requires_grad]
-        cotangents: list[Tensor | None] = [None] * len(coefficients)
-        if wanted:
-            with torch.enable_grad():
-                leaves = tuple(c.detach().requires_grad_(c.requires_grad) for c in coefficients)
-                value = self.f.value(self.values, *leaves)
-            weight = inner_products(self.vectors.mT, column_bar) * self.vectors[:, 0]
-            found = torch.autograd.grad(value, [leaves[i] for i in wanted], weight, allow_unused=True)
-            for i, part in zip(wanted, found, strict=True):
-                cotangents[i] = part
-        return cotangents
-
-    def _residual_cotangent(
-        self, parameters: tuple[Tensor, ...], coefficients: tuple[Tensor, ...], z: Tensor, totals: list[Tensor | None]
-    ) -> Tensor:
+    def _residual_cotangent(self, z: Tensor, totals: list[Tensor]) -> Tensor:
         """Cotangent of V from the part z (M, N) of the result's that is orthogonal to an invariant Krylov space."""
-        other, norm = recurrence(as_matrix(self.matvec, parameters, z.T), z.T, self.values.shape[1])
-        values, vectors = ritz_pairs(other.alphas, other.betas)
-        divided = self.f.divided_difference(values[:, :, None], self.values[:, None], *coefficients)
-        X = vectors @ (divided * vectors[:, 0, :, None] * self.vectors[:, :1]) @ self.vectors.mT
-        X = X * (norm * self.norm)[:, None, None]
-        for k in range(X.shape[2]):
-            multiplier = combine_vectors(other.basis, X[:, :, k])
-            _pull_back(self.matvec, parameters, self.krylov.basis[:, k], multiplier, totals)
-        return combine_vectors(other.basis, norm[:, None] * _first_column(self.f, values, vectors, coefficients)).T
+        n_steps = self.values.shape[1]
+        other = self.of(self.matvec, self.f, self.parameters, self.coefficients, z.T, n_steps)
+        X = self._divided_differences(other.values, other.vectors, other.vectors[:, 0])
+        X = X * (other.krylov.norm * self.krylov.norm)[:, None, None]
+        for k in range(n_steps):
+            multiplier = combine_vectors(other.krylov.basis, X[:, :, k])
+            self._pull_back(self.krylov.basis[:, k], multiplier, totals)
+        return other.result
 
-
-def _adjoint(
-    matvec: Matvec,
-    parameters: tuple[Tensor, ...],
-    found: Krylov,
-    norm: Tensor,
-    basis_bar: Callable[[int], Tensor],
-    alphas_bar: Tensor,
-    betas_bar: Tensor,
-) -> tuple[Tensor, list[Tensor | None]]:
-    """Cotangents of V and of the parameters, from those of basis, alphas and betas; ``basis_bar(k)`` is (M, N)."""
-    basis, alphas, betas, _ = found
-    n_steps = alphas.shape[1]
-    ended = torch.zeros_like(norm)[:, None]
-    betas, betas_bar = torch.cat((betas, ended), 1), torch.cat((betas_bar, ended), 1)
-    later = torch.zeros_like(alphas)[:, :, None].repeat(1, 1, n_steps)  # (M, k, j): of q_j in the sum of step k
-    g, r_next = torch.zeros_like(basis[:, 0]), torch.zeros_like(basis[:, 0])
-    totals: list[Tensor | None] = [None] * len(parameters)
-    for k in reversed(range(n_steps)):
-        q, before = basis[:, k], basis[:, : k + 1]
-        r = torch.zeros_like(g)
-        if k + 1 < n_steps:
-            after, beta = basis[:, k + 1], betas[:, k : k + 1]
+    def _adjoint(self, y: Tensor, T_bar: Tensor, totals: list[Tensor]) -> Tensor:
+        """Cotangent of V through the recurrence, from those of the result (M, N) and of T (M, m, m)."""
+        basis, alphas, betas, _, norm = self.krylov
+        n_steps = alphas.shape[1]
+        weights, alphas_bar = norm[:, None] * self.column, T_bar.diagonal(dim1=1, dim2=2)
+        beyond = betas.new_zeros(len(betas), 1)
+        betas_bar = T_bar.diagonal(1, 1, 2) + T_bar.diagonal(-1, 1, 2)
+        betas_bar = torch.cat((betas_bar, beyond), 1)
+        T = torch.diag_embed(alphas) + torch.diag_embed(betas, 1) + torch.diag_embed(betas, -1)
+        betas = torch.cat((betas, beyond), 1)
+        C = torch.zeros_like(T)  # c_k in row k
+        g = r = after = torch.zeros_like(basis[:, 0])
+        for k in reversed(range(n_steps)):
+            here, first = slice(k, k + 1), max(0, k - 1)
+            q, before, beta = basis[:, k], basis[:, : k + 1], betas[:, here]
             tangent = g - after * (after * g).sum(1, keepdim=True)
-            r = torch.where(beta > 0, tangent / torch.where(beta > 0, beta, 1.0), 0.0) + betas_bar[:, k : k + 1] * after
-        c = inner_products(before, r)
-        multiplier = r - combine_vectors(before, c) + alphas_bar[:, k : k + 1] * q
-        image, pulled = _pull_back(matvec, parameters, q, multiplier, totals)
-        later[:, : k + 1, k] -= alphas[:, k : k + 1] * c
-        if k:
-            later[:, : k + 1, k - 1] -= betas[:, k - 1 : k] * c
-        if k + 1 < n_steps:
-            later[:, : k + 1, k + 1] -= betas[:, k : k + 1] * c
-        g = basis_bar(k) + pulled - alphas[:, k : k + 1] * r - betas[:, k : k + 1] * r_next
-        g = (
-            g
-            + alphas_bar[:, k : k + 1] * image
-            + combine_vectors(basis[:, max(0, k - 1) :], later[:, k, max(0, k - 1) :])
-        )
-        r_next = r
-    q = basis[:, 0]
-    return ((g - q * (q * g).sum(1, keepdim=True)) / norm[:, None]).T, totals
+            last, scaled = r, tangent / torch.where(beta > 0, beta, 1.0)
+            r = torch.where(beta > 0, scaled, 0.0) + betas_bar[:, here] * after
+            c = inner_products(before, r)
+            C[:, k, : k + 1] = c
+            multiplier = r - combine_vectors(before, c) + alphas_bar[:, here] * q
+            image, pulled = self._pull_back(q, multiplier, totals)
+            # Of the vectors in the sum of the w_i, as A Q = Q T.
+            known = combine_vectors(T[:, k:, first:], C[:, k:, k])
+            g = weights[:, here] * y + pulled - alphas[:, here] * r - beta * last
+            g = g + alphas_bar[:, here] * image - combine_vectors(basis[:, first:], known)
+            after = q
+        return ((g - after * (after * g).sum(1, keepdim=True)) / norm[:, None]).T
 
-
-def _pull_back(
-    matvec: Matvec, parameters: tuple[Tensor, ...], q: Tensor, multiplier: Tensor, totals: list[Tensor | None]
-) -> tuple[Tensor, Tensor]:
-    """A q and A multiplier, both (M, N); the parameters' cotangents of multiplier . A q are added to ``totals``."""
-    wanted = [i for i, parameter in enumerate(parameters) if parameter.requires_grad]
-    with torch.enable_grad():
-        leaves = tuple(p.detach().requires_grad_(p.requires_grad) for p in parameters)
+    def _pull_back(self, q: Tensor, multiplier: Tensor, totals: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """A q and A multiplier, both (M, N); the parameters' cotangents of multiplier . A q are added to ``totals``."""
         start = q.T.detach().requires_grad_()
-        image = matvec(leaves, start)
-    found = torch.autograd.grad(image, [start, *(leaves[i] for i in wanted)], multiplier.T, allow_unused=True)
-    for i, part in zip(wanted, found[1:], strict=True):
-        if part is not None:
-            before = totals[i]
-            totals[i] = part if before is None else before + part
-    pulled = torch.zeros_like(q) if found[0] is None else found[0].T
-    return image.detach().T, pulled
+        image, (pulled, *found) = _differentiate(
+            lambda X, *held: self.matvec(held, X), (start, *self.parameters), multiplier.T
+        )
+        for total, part in zip(totals, found, strict=True):
+            if part is not None:
+                total += part
+        return image.T, torch.zeros_like(q) if pulled is None else pulled.T
+
+
+def _differentiate(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], cotangent: Tensor
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The value of a function, and the cotangents of those of its inputs that require a gradient."""
+    leaves = own_copies(inputs)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    with torch.enable_grad():
+        value = function(*leaves)
+    found = iter(torch.autograd.grad(value, wanted, cotangent, materialize_grads=True) if wanted else ())
+    return value.detach(), [next(found) if leaf.requires_grad else None for leaf in leaves]

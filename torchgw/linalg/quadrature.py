@@ -71,8 +71,8 @@ def lanczos_quadrature(
     nodes, weights = [], []
     for _ in range(n_probes):
         z = isotropic(1, generator)
-        found, norm = recurrence(operator, z, min(n_steps, operator.size))
+        found = recurrence(operator, z, min(n_steps, operator.size))
         values, vectors = ritz_pairs(found.alphas, found.betas)
         nodes.append(values[0])
-        weights.append(norm[0].square() * vectors[0, 0].square())
+        weights.append(found.norm[0].square() * vectors[0, 0].square())
     return Quadrature(torch.stack(nodes), torch.stack(weights))

@@ -34,9 +34,8 @@ def inner(W: Any, T: Any) -> float:
 
 def row_maxima(W: Any) -> Array:
     """The largest entry of each row (N,), -inf where there is none."""
-    found, filled = np.full(W.shape[0], -np.inf), np.diff(W.indptr) > 0
-    if filled.any():
-        found[filled] = np.maximum.reduceat(W.data, W.indptr[:-1][filled])
+    found = np.full(W.shape[0], -np.inf)
+    np.maximum.at(found, entry_rows(W), W.data)
     return found
 
 
@@ -75,13 +74,13 @@ def _first_largest(W: Any) -> Array:
 def scale_to_marginals(W: Any, p: Array, q: Array, n_iter: int) -> Any:
     """diag(u) W diag(v) of a matrix that is not negative, with column sums near q (K,) and row sums of at most p (N,),
     after so many Sinkhorn iterations. Rows and columns without entries stay empty."""
-    row, column = entry_rows(W), W.indices
     u, v = np.ones_like(p), np.ones_like(q)
     for _ in range(n_iter):
-        u = _divide_or_zero(p, np.bincount(row, W.data * v[column], len(p)))
-        v = _divide_or_zero(q, np.bincount(column, W.data * u[row], len(q)))
-    u = np.minimum(u, _divide_or_zero(p, np.bincount(row, W.data * v[column], len(p))))
-    return csr_array((W.data * u[row] * v[column], column, W.indptr), shape=W.shape)
+        u = _divide_or_zero(p, W @ v)
+        v = _divide_or_zero(q, u @ W)
+    u = np.minimum(u, _divide_or_zero(p, W @ v))
+    scaled = W.data * u[entry_rows(W)] * v[W.indices]
+    return csr_array((scaled, W.indices, W.indptr), shape=W.shape)
 
 
 def _divide_or_zero(mass: Array, sums: Array) -> Array:
