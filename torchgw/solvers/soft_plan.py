@@ -26,9 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-import numpy as np
 import torch
 from scipy.sparse import csr_array
 from torch import Tensor
@@ -41,6 +40,7 @@ from torchgw.kernels import LOG2E
 from torchgw.kernels.kernel import two_softmins
 from torchgw.kernels.softmin_dense import reference as dense_kernel
 from torchgw.kernels.softmin_stream import reference as stream_kernel
+from torchgw.linalg.sparse_entries import entry_values
 from torchgw.losses import SQUARE
 from torchgw.objective.certify import Objective, objective
 from torchgw.objective.exact import ExactGradient, Spaces, SparseObjective
@@ -49,15 +49,15 @@ from torchgw.objective.model import Model, Values, mean_cost
 from torchgw.options import SinkhornOptions
 from torchgw.runtime.transfer import to_device
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import SinkhornState, rescale, sinkhorn
+from torchgw.sinkhorn.loop import rescale, sinkhorn
 from torchgw.sinkhorn.scaling import Scaler, solve_by_scaling
 from torchgw.sinkhorn.sides import MarginalConstraint
 from torchgw.spaces import AdjacencyDistances
 
 SHARE = 0.004  # of the median spread: ranks embeddings, cells and graphs best (measured: 0.003 to 0.005)
 COOLING = 3  # halvings of epsilon
-COOLING_OPTIONS, FINAL_OPTIONS = SinkhornOptions(tol=1e-2), SinkhornOptions()
-COOLING_ITERATIONS, FINAL_ITERATIONS = 20, 200  # more of them rank no better
+COOLING_OPTIONS = SinkhornOptions(tol=1e-2, exact_max_iter=20)
+FINAL_OPTIONS = SinkhornOptions(exact_max_iter=200)  # more iterations rank no better
 BYTES = 16  # of a pair in a stored problem: its score in float64, and that of an epsilon and the plan in float32
 
 
@@ -88,20 +88,24 @@ def soften(coupling: BlockCoupling, spaces: Spaces, model: Model, epsilon: float
     device, mass = coupling.device, math.exp(model.log_mass_scale)
     plan = to_cpu_double(coupling).times(1 / mass)
     few = all(isinstance(space, AdjacencyDistances) and space.sparse for space in spaces)
+    found: BlockCoupling
     if few and isinstance(plan, SparseCoupling) and isinstance(coupling, SparseCoupling):
-        found = _soften_entries(plan, spaces, epsilon)
+        found, epsilon = _soften_entries(plan, spaces, epsilon)
     else:
-        found = _soften_all_pairs(plan, spaces, model, epsilon, max_memory)
-    parts = {name: to_device(part, device) for name, part in found.coupling.times(mass).tensors().items()}
-    return found._replace(coupling=found.coupling.with_tensors(parts))
+        found, epsilon = _soften_all_pairs(plan, spaces, model, epsilon, max_memory)
+    columns = plan.marginal(0)
+    missed = (found.marginal(0) - columns).abs().sum() / columns.sum()
+    parts = {name: to_device(part, device) for name, part in found.times(mass).tensors().items()}
+    return SoftPlan(found.with_tensors(parts), epsilon, float(missed))
 
 
 def to_cpu_double(coupling: BlockCoupling) -> BlockCoupling:
     """The plan on the CPU, in float64 where it is stored; one without potentials by its entries."""
     if isinstance(coupling, DenseCoupling):
         plan = coupling.plan.detach().cpu().double()
-        stored = DenseCoupling(plan)
-        return stored if coupling.potentials else SparseCoupling.of(csr_array(plan.numpy()), plan.device)
+        if coupling.potentials:
+            return DenseCoupling(plan)
+        return SparseCoupling.of(csr_array(plan.numpy()), plan.device)
     parts = {name: part.detach().cpu() for name, part in coupling.tensors().items()}
     found: BlockCoupling = coupling.with_tensors(parts)
     return found
@@ -140,99 +144,88 @@ def cost_of(plan: BlockCoupling, spaces: Spaces, model: Model) -> tuple[Factored
 
 
 def epsilon_of(cost: FactoredCost, plan: BlockCoupling) -> float:
-    """The default epsilon of a plan without entropy, from its cost."""
-    sums = [torch.linalg.vecdot(side.U, plan.apply(side.V, axis)) for side, axis in ((cost, 1), (cost.T, 0))]
+    """The default epsilon of a plan without entropy, from its cost, whose stored part may be sparse."""
+    overlap, spreads = None, []
     if cost.extra is not None:
-        products = cost.extra.new_empty(plan.shape)
-        for where, block in plan.blocks():
-            products[where] = block.to(cost.extra) * cost.extra[where]
-        sums = [found - products.sum(axis) / 2 for found, axis in zip(sums, (1, 0), strict=True)]
-
-    def multiply(share: Tensor, axis: int) -> Tensor:
-        side = cost if axis == 1 else cost.T
-        found = side.U @ (share @ side.V)
-        return found if side.extra is None else found - side.extra @ share / 2
-
-    return _epsilon_from_products(plan, (cost.a, cost.b), multiply, sums)
-
-
-def _epsilon_from_products(
-    plan: BlockCoupling, terms: tuple[Tensor, Tensor], multiply: Callable[[Tensor, int], Tensor], sums: list[Tensor]
-) -> float:
-    """The default epsilon for a cost a_i + b_j - 2 W_ij of these ``terms``, from products of W with vectors and the row
-    (N,) and column (K,) sums of W T."""
-    spreads = []
-    for axis, own, other, paid in ((1, *terms, sums[0]), (0, *terms[::-1], sums[1])):
-        mass, share = plan.marginal(axis).to(own), plan.marginal(1 - axis).to(own)
+        T = sparse_tensor(plan, plan.mass) if isinstance(plan, SparseCoupling) else plan.to_dense()
+        overlap = cost.extra * T.to(cost.extra.dtype)
+    for side, axis in ((cost, 1), (cost.T, 0)):
+        # Without the term of the point itself, which is in both costs.
+        mass, share = (plan.marginal(each).to(side.b) for each in (axis, 1 - axis))
         share = share / share.sum()
-        means = own + other @ share - 2 * multiply(share, axis)
-        paid = own * mass + plan.apply(other, axis) - 2 * paid
-        spreads.append((means - paid / mass)[mass > 0])
+        mean = side.b @ share - 2 * (side.U @ (share @ side.V))
+        own = plan.apply(side.b, axis)
+        own = own - 2 * torch.linalg.vecdot(side.U, plan.apply(side.V, axis))
+        if side.extra is not None and overlap is not None:
+            mean = mean + side.extra @ share
+            own = own + overlap.sum(axis).to_dense()
+        spreads.append((mean - own / mass)[mass > 0])
     every = torch.cat(spreads)
-    largest = float(every.abs().max())
-    return SHARE * max(float(every.median()), torch.finfo(every.dtype).eps * largest) or SHARE
+    rounding = torch.finfo(every.dtype).eps * float(every.abs().max())
+    return SHARE * max(float(every.median()), rounding) or SHARE
+
+
+def sparse_tensor(plan: SparseCoupling, values: Tensor) -> Tensor:
+    """Values at the entries of a plan, as a sparse tensor (N, K)."""
+    places = torch.stack((plan.row, plan.column))
+    return torch.sparse_coo_tensor(places, values, plan.shape, check_invariants=False)
 
 
 def _soften_all_pairs(
     plan: BlockCoupling, spaces: Spaces, model: Model, epsilon: float | None, max_memory: int
-) -> SoftPlan:
-    cost, a, b = cost_of(plan, spaces, replace(model, penalty=None) if epsilon is None else model.with_epsilon(epsilon))
+) -> tuple[BlockCoupling, float]:
+    """The soft plan and its epsilon. It is not rounded: a correction of all pairs would hide the smallest entries,
+    which rank the last candidates."""
+    begin = replace(model, penalty=None) if epsilon is None else model.with_epsilon(epsilon)
+    cost, a, b = cost_of(plan, spaces, begin)
     if epsilon is None:
         epsilon = epsilon_of(cost, plan)
         if model.penalty is not None:
             cost, a, b = cost_of(plan, spaces, model.with_epsilon(epsilon))
-    rows, columns = plan.marginal(1).double(), plan.marginal(0).double()
     needed = BYTES * math.prod(plan.shape)
     factored = cost.extra is None and cost.U.shape[1] < min(plan.shape)
     centred, _, _ = cost.centre_factors(epsilon)  # potentials are found in float32
-    if needed <= max_memory or not factored:
-        validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
-        return _soften_stored(centred.stored_score(1.0), rows, columns, epsilon, (centred.a - a, centred.b - b))
-
-    def score_at(epsilon: float) -> Any:
-        return stream_kernel.KERNEL.bind(*(factor.float() for factor in centred.balanced_score(epsilon)))
-
-    state, (A, B) = _solve_by_cooling(score_at, rows, columns, epsilon), centred.balanced_score(epsilon)
-    f = rows.log2() - stream_kernel.KERNEL.bind(A, B).softmin(state.g, 1)
-    return SoftPlan(PotentialCoupling(A, B, f, state.g), epsilon, float(state.residual))
-
-
-def _soften_stored(
-    score: Tensor, rows: Tensor, columns: Tensor, epsilon: float, terms: tuple[Tensor, Tensor]
-) -> SoftPlan:
-    """The soft plan of a score (N, K) that is given at an epsilon of 1, in its memory; row (N,) and column (K,)
-    ``terms`` of the cost are no part of the score. It is not rounded: a correction of all pairs would hide the smallest
-    entries, which rank the last candidates."""
-    plan, cold = (torch.empty_like(score, dtype=torch.float32) for _ in range(2))
-    state = _solve_by_cooling(
-        lambda at: dense_kernel.KERNEL.bind(torch.div(score, at, out=cold)), rows, columns, epsilon, plan
+    if factored and needed > max_memory:
+        factors = centred.balanced_score
+        f, g = _solve_by_cooling(
+            lambda at, dtype: stream_kernel.KERNEL.bind(*(side.to(dtype) for side in factors(at))), plan, epsilon
+        )
+        return PotentialCoupling(*factors(epsilon), f, g), epsilon
+    validate.memory("the soft plan", needed, max_memory, "align fewer points, or raise GWOptions.max_memory")
+    score = centred.stored_score(1.0)
+    scaled, cold = (torch.empty_like(score, dtype=torch.float32) for _ in range(2))
+    memory = {torch.float32: cold, torch.float64: score}
+    f, g = _solve_by_cooling(
+        lambda at, dtype: dense_kernel.KERNEL.bind(torch.div(score, at, out=memory[dtype])), plan, epsilon, scaled
     )
-    found, unit = score.div_(epsilon).add_(state.g), LOG2E / epsilon
-    f = rows.log2() - dense_kernel.softmin(found, torch.zeros_like(state.g), 1)
-    found.add_(f[:, None]).exp2_()
-    missed = (found.sum(0) - columns).abs().sum() / rows.sum()
-    return SoftPlan(DenseCoupling(found, f + unit * terms[0], state.g + unit * terms[1]), epsilon, float(missed))
+    found, unit = score.add_(g).add_(f[:, None]).exp2_(), LOG2E / epsilon
+    # Row and column terms of the cost are no part of the score.
+    f, g = f + unit * (centred.a - a), g + unit * (centred.b - b)
+    return DenseCoupling(found, f, g), epsilon
 
 
 def _solve_by_cooling(
-    score_at: Callable[[float], Any], rows: Tensor, columns: Tensor, epsilon: float, out: Tensor | None = None
-) -> SinkhornState:
-    """The last of the problems of scores at epsilons that fall to this one, from a blur, whose potentials are quickly
-    found; in float64. Scores that are stored are scaled, their plan made in ``out`` (N, K)."""
-    total = rows.sum()
+    score_at: Callable[[float, torch.dtype], Any], plan: BlockCoupling, epsilon: float, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Potentials (N,), (K,) in float64 of the last problem, with the marginals of a plan, of scores at epsilons that
+    fall to this one, from a blur, whose potentials are quickly found. Scores that are stored are scaled, their plan
+    made in ``out`` (N, K). The last score that is asked for is in float64."""
+    rows, columns = (plan.marginal(axis).double() for axis in (1, 0))
     row, column = (MarginalConstraint((side / side.sum()).log2().float()) for side in (rows, columns))
     f, g = row.log_mass, column.log_mass
     for step in range(COOLING, -1, -1):
-        options, most = (COOLING_OPTIONS, COOLING_ITERATIONS) if step else (FINAL_OPTIONS, FINAL_ITERATIONS)
-        score = score_at(epsilon * 2**step)
+        options = COOLING_OPTIONS if step else FINAL_OPTIONS
+        most, score = options.exact_max_iter, score_at(epsilon * 2**step, torch.float32)
         if out is None:
             state = sinkhorn(score, row, column, f, g, options=options, max_iter=most)
         else:
-            state = solve_by_scaling(Scaler(score, row, column, out), f, g, options=options, max_iter=most)
+            scaler = Scaler(score, row, column, out)
+            state = solve_by_scaling(scaler, f, g, options=options, max_iter=most)
         f, g = rescale(state.f, row.log_mass, 2.0), rescale(state.g, column.log_mass, 2.0)
     if not math.isfinite(float(state.largest)):
         raise ValueError(f"epsilon must be larger, got {epsilon:.3g}: costs over it overflow in float32")
-    return state._replace(f=state.f.double() + total.log2(), g=state.g.double())
+    g = state.g.double()
+    return rows.log2() - score_at(epsilon, torch.float64).softmin(g, 1), g
 
 
 class EntryScore:
@@ -245,9 +238,9 @@ class EntryScore:
         """log2 sum 2^(S + bias) over ``axis``."""
         at, size = self.places[1 - axis], self.shape[1 - axis]
         terms = self.values + bias[self.places[axis]]
-        top = terms.new_full((size,), -torch.inf).scatter_reduce(0, at, terms, "amax")
-        held = torch.where(top.isneginf(), 0.0, top)
-        return terms.new_zeros(size).index_add(0, at, (terms - held[at]).exp2()).log2() + held
+        top = terms.new_full((size,), torch.finfo(terms.dtype).min)
+        top.scatter_reduce_(0, at, terms, "amax")
+        return terms.new_zeros(size).index_add(0, at, (terms - top[at]).exp2()).log2() + top
 
     def sweep(self, g: Tensor, log_p: Tensor, f: Tensor, weight: float) -> tuple[Tensor, Tensor]:
         """The next f, and the softmin over the rows under it."""
@@ -256,29 +249,26 @@ class EntryScore:
 
 def _sparse_objective(plan: SparseCoupling, spaces: Spaces) -> SparseObjective:
     """The quadratic part between sparse matrices, for plans of these marginals."""
-    x, y = spaces
-    assert isinstance(x, AdjacencyDistances)
-    assert isinstance(y, AdjacencyDistances)
+    x, y = cast(tuple[AdjacencyDistances, AdjacencyDistances], spaces)
     p, q = (plan.marginal(axis).numpy() for axis in (1, 0))
     return SparseObjective(x.matrix, y.matrix, p, q, x.symmetric and y.symmetric)
 
 
-def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> SoftPlan:
-    rows, columns, problem = plan.marginal(1), plan.marginal(0), _sparse_objective(plan, spaces)
-    T, W = plan.matrix, problem.cross(plan.matrix)
-    if epsilon is None:
-        terms, products = (torch.from_numpy(problem.a), torch.from_numpy(problem.b)), W.multiply(T)
-        sums = [torch.from_numpy(np.asarray(products.sum(axis)).ravel()) for axis in (1, 0)]
-        turned = W.T, W
-        epsilon = _epsilon_from_products(
-            plan, terms, lambda share, axis: torch.from_numpy(turned[axis] @ share.numpy()), sums
-        )
-    both = SparseCoupling.of((abs(W) + abs(T)).tocsr(), rows.device)
+def _soften_entries(plan: SparseCoupling, spaces: Spaces, epsilon: float | None) -> tuple[SparseCoupling, float]:
+    """The soft plan on the entries of W and T, and its epsilon."""
+    problem, T = _sparse_objective(plan, spaces), plan.matrix
+    W = problem.cross(T)
+    both = SparseCoupling.of((abs(W) + abs(T)).tocsr(), plan.device)
     row, column = both.row, both.column
-    values = torch.from_numpy(np.array(W[row.numpy().copy(), column.numpy().copy()])) * (2 * LOG2E)
-
-    state = _solve_by_cooling(
-        lambda at: EntryScore(row, column, (values / at).float(), plan.shape), rows, columns, epsilon
+    # Own arrays, as SciPy refuses those that are not writable.
+    values = torch.from_numpy(entry_values(W, row.numpy().copy(), column.numpy().copy()).copy())
+    if epsilon is None:
+        a, b = torch.from_numpy(problem.a), torch.from_numpy(problem.b)
+        none = a.new_zeros(len(a), 0), b.new_zeros(len(b), 0)
+        epsilon = epsilon_of(FactoredCost(a, b, *none, sparse_tensor(both, -2 * values)), plan)
+    values = values * (2 * LOG2E)
+    f, g = _solve_by_cooling(
+        lambda at, dtype: EntryScore(row, column, (values / at).to(dtype), plan.shape), plan, epsilon
     )
-    found = (values / epsilon + state.f[row] + state.g[column]).exp2()
-    return SoftPlan(SparseCoupling(found, column, both.first, both.width), epsilon, float(state.residual))
+    mass = (values / epsilon + f[row] + g[column]).exp2()
+    return SparseCoupling(mass, column, both.first, both.width), epsilon
