@@ -97,10 +97,9 @@ def solve_by_sampling(
             return state, None, None
         plan = found.coupling.to_dense()
         last = torch.zeros_like(plan) if state.checked is None else state.checked
-        unread = [found.residual] if isinstance(found.residual, Tensor) else []
-        numbers = torch.stack((found.host_numbers[0], (plan - last).abs().sum(), *unread))
-        value, changed, *read = numbers.tolist()
-        residual = found.residual if isinstance(found.residual, float) else read[0]
+        unread = found.host_numbers[0], (plan - last).abs().sum(), found.residual
+        numbers = [torch.as_tensor(each, dtype=torch.float64, device=plan.device) for each in unread]
+        value, changed, residual = torch.stack(numbers).tolist()
         plateau, status = state.plateau, None
         if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
             plateau = update_plateau(plateau, value, stopping)
