@@ -191,6 +191,16 @@ def test_copies_are_proven_at_once(noise: float) -> None:
     assert found.value < 1e-9
 
 
+def test_few_points_with_factors_have_the_optimum_of_their_matrices() -> None:
+    x, y = (np.random.default_rng(seed).normal(size=(7, 2)) for seed in (1, 2))
+    by_factors = gw_certify(EuclideanDistances(x, squared=True), EuclideanDistances(y, squared=True), random_state=0)
+    by_matrices = gw_certify(
+        cdist(x, x, "sqeuclidean"), cdist(y, y, "sqeuclidean"), distances="precomputed", random_state=0
+    )
+    assert by_factors.value == pytest.approx(by_matrices.value, rel=1e-9)
+    assert by_factors.certificate.gap_global < 1e-9
+
+
 def test_a_gap_that_is_left_is_said() -> None:
     rng = np.random.default_rng(14)
     D = [cdist(x := rng.normal(size=(20, 2)), x) for _ in range(2)]

@@ -103,12 +103,12 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 
 # The structure may only shrink. Whoever makes a figure smaller lowers its bound, so that it stays small.
 BOUNDS = {
-    "files": 293,
-    "statements": 27_920,
-    "constants": 767,
-    "records": 202,
+    "files": 282,
+    "statements": 27_440,
+    "constants": 728,
+    "records": 195,
     "shared class names": 0,
-    "participles": 25,
+    "participles": 21,
     "long signatures": 9,
 }
 MANY_ARGUMENTS = 8

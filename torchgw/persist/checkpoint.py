@@ -40,7 +40,7 @@ from torchgw.types import Callback, CheckpointWarning, is_provider
 
 logger = logging.getLogger("torchgw")
 
-FORMAT = 11
+FORMAT = 12
 CALL = "call.pt"
 LOOP = "loop"
 SHORT = 1.0

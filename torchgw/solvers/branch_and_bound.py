@@ -56,7 +56,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.objective.bounds import PARTS, lowest_cost, monotone_coupling, quantiles
-from torchgw.objective.exact import dense, mean_squares
+from torchgw.objective.exact import mean_squares
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.linear_oracle import equal_masses, solve_transport
@@ -189,7 +189,8 @@ def bound_globally(cross: CrossCovariance, known: float, gap: float, seconds: fl
     a plan. Ctrl-C ends it as they do."""
     began, made, best = time.perf_counter(), itertools.count(), GlobalBound(0.0, known, None)
     if cross.is_enumerable:
-        match = AssignmentProblem(dense(cross.spaces[0]), dense(cross.spaces[1]), True).best_order()
+        source, target = (space.rows(torch.arange(space.size)) for space in cross.spaces)
+        match = AssignmentProblem(source, target, True).best_order()
         best = best.add(cross, csr_array((cross.p.copy(), match, np.arange(len(match) + 1))))
         return replace(best, lower=max(best.value - cross.slack, 0.0))
 
