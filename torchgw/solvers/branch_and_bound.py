@@ -56,7 +56,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.objective.bounds import PARTS, lowest_cost, monotone_coupling, quantiles
-from torchgw.objective.exact import mean_squares
+from torchgw.objective.exact import dense, mean_squares
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.linear_oracle import equal_masses, solve_transport
