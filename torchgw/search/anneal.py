@@ -308,9 +308,9 @@ class CoolingState(NamedTuple):
 def cool_basins(begun: Sequence[CoolingState], n_kept: int) -> list[list[CoarseBasin]]:
     """What plans become at another temperature, of each problem lowest energy first, at most ``n_kept``."""
     ends = []
-    for problem, batch, places, now, epsilon, _ in begun:
-        now = float(torch.tensor(now, dtype=batch.epsilon.dtype))  # as it was annealed
-        falls = [interpolate_epsilon(now, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
+    for problem, batch, places, first_epsilon, epsilon, _ in begun:
+        first = float(torch.tensor(first_epsilon, dtype=batch.epsilon.dtype))  # as it was annealed
+        falls = [interpolate_epsilon(first, epsilon, fall / COOLING_STEPS) for fall in range(1, COOLING_STEPS + 1)]
         steps = to_device(torch.tensor(falls, dtype=batch.epsilon.dtype), batch.plan.device)
         ends.append(_cool_plans(problem.without_rows, batch, places, steps, n_kept))
     labels, starts = fetch_labels([labels for _, labels in ends], [each.label for each in begun])

@@ -83,7 +83,7 @@ class RefinementGraph:
         return bool((self.matrix[image][:, image] != self.matrix).nnz == 0)
 
 
-def maximise_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WORK) -> tuple[int, int]:
+def maximise_agreements(adjacency: Any, wanted: Array) -> tuple[int, int]:
     """How many wished images (N,), -1 where there is none, an automorphism can agree with at most: the number of the
     best one that was found, and a bound, which is the same number if the search came to its end."""
     graph = RefinementGraph.of(adjacency)
@@ -100,7 +100,7 @@ def maximise_agreements(adjacency: Any, wanted: Array, most_work: int = MOST_WOR
             branches.pop()
             continue
         spent += rounds * graph.entries_per_round
-        if spent > most_work:
+        if spent > MOST_WORK:
             return best, limit
         if colour is None or (bound := _bound_agreements(colour, wanted)) <= best:
             continue

@@ -13,9 +13,9 @@ longer better the plan, the linear problem is solved exactly, and its
 solution decides.
 
 How plans and costs are stored is a matter of the `QuadraticProgram`: as
-matrices (`DenseProgram`, here), as entries and factors
-(`torchgw.solvers.sparse_descent`), or as entries of sparse matrices
-(`torchgw.solvers.sparse_descent`).
+matrices (`DenseProgram`, here), as entries beside factors (`FactoredProgram`)
+or as entries beside sparse matrices (`SparseProgram`), the last two in
+`torchgw.solvers.sparse_descent`.
 
 Sources: S. Lacoste-Julien, "Convergence rate of Frank-Wolfe for non-convex
 objectives", 2016; T. Vayer, L. Chapel, R. Flamary, R. Tavenard, N. Courty,

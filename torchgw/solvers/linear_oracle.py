@@ -61,7 +61,8 @@ class Vertex(NamedTuple):
     plan : (N, K) in SciPy's CSR format, fewer than N + K entries and as
         many of the size of rounding; its sums are the masses.
     duals : row and column potentials (N,), (K,) in units of cost, optimal
-        among the entries.
+        among the entries; of an assignment whose shortest paths were cut
+        off, as near as these came.
     basis : flat positions of the entries in the basis, and below zero, -1 -
         i, the masses i of p and q whose own variable is in it; N + K in
         all. None where it was not HiGHS's bindings that found it.
@@ -261,7 +262,8 @@ def _solve_by_bindings(
         known, whole = core.HighsBasis(), np.full(count + len(masses), core.HighsBasisStatus.kLower)
         whole[np.where(basis >= 0, basis, count - 1 - basis)] = core.HighsBasisStatus.kBasic
         known.col_status, known.row_status, known.valid = whole[:count].tolist(), whole[count:].tolist(), True
-        highs.setBasis(known)
+        if highs.setBasis(known) != core.HighsStatus.kOk:
+            return _solve_by_bindings(core, cost, ends, masses)
     highs.run()
     status = highs.getModelStatus()
     if basis is not None and status != core.HighsModelStatus.kOptimal:

@@ -108,18 +108,18 @@ def _leave_surrogate(problem: StoredProblem, found: Solution) -> Solution:
 def search_and_descend(problem: StoredProblem) -> Solution:
     """The lowest end of what a search found, with its basins: on all points, or for models
     without entropy between landmarks where that brings plans."""
-    began, first, led = time.perf_counter(), problem, None
+    began, first, brought = time.perf_counter(), problem, None
     searches_model = problem.has_no_entropy and not problem.model.is_standard
     if searches_model:
         problem = _spread_free_masses(problem)
         coarse = problem.options.coarse
         if problem.init is None and coarse is not None:
-            led = problem.stage("landmarks", partial(find_basins_with_plans, problem, coarse))
-        first = problem if led else problem.with_epsilon(problem.epsilon)
-    candidates, reference = led or first.stage("search", partial(find_candidates, first))
+            brought = problem.stage("landmarks", partial(find_basins_with_plans, problem, coarse))
+        first = problem if brought else problem.with_epsilon(problem.epsilon)
+    candidates, reference = brought or first.stage("search", partial(find_candidates, first))
     searched = time.perf_counter() - began
     found, candidates = refine_candidates(first, candidates)
-    if searches_model and led is None:
+    if searches_model and brought is None:
         start = found.next_start.to(problem.masses[0].dtype)
         whole = partial(solve_unregularized, problem, start, found.history.copy())
         found = problem.stage("sharpen", whole).add_iterations(found)
@@ -159,10 +159,10 @@ def _descend_from_other_plans(
         drawn = draw_random_plans(p[:, None] * q, RANDOM_PLANS, problem.generator)
         plans += [(plan, True, "random plan") for plan in drawn]
     if given is None and not watch.should_skip():
-        for lead in make_search_models(problem.model)[1:]:
+        for simpler in make_search_models(problem.model)[1:]:
             with watch.within("lead"):
-                led_there = search_and_descend(replace(quiet, model=lead).with_epsilon(0.0))
-            plans.append((led_there.plan, False, "partial model"))
+                end = search_and_descend(replace(quiet, model=simpler).with_epsilon(0.0))
+            plans.append((end.plan, False, "partial model"))
     for number, (plan, exact, origin) in enumerate(plans):
         if watch.should_skip():
             break
