@@ -229,8 +229,8 @@ def test_bounds_are_those_of_the_problem_that_was_solved() -> None:
     with simulated_gpu() as simulation, triton_stands_in(simulation):
         given = {"distances": "landmark", "options": options, "random_state": 0, "device": "cuda", "backend": "triton"}
         scales = gw_align(X, Y, epsilon=0, **given).scales  # type: ignore[arg-type]
-        between = certified._BoundedProblem.of(X, Y, given)
-    assert tuple(space.scale for space in between.spaces) == scales
+        spaces = certified.prepare_bounds(X, Y, given)[1]
+    assert tuple(space.scale for space in spaces) == scales
 
 
 def test_what_is_differentiated_is_searched_by_the_cpu() -> None:

@@ -6,7 +6,7 @@ import logging
 import warnings
 from dataclasses import replace
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from scipy.sparse import csr_array
@@ -19,7 +19,7 @@ from torchgw.diagnostics.evidence import IssuedWarning
 from torchgw.diagnostics.status import Status
 from torchgw.entry import entry
 from torchgw.options import GWOptions
-from torchgw.request.request import build_problem
+from torchgw.request.request import Request, build_problem
 from torchgw.request.support import Support
 from torchgw.results.result import GWResult
 from torchgw.runtime.caller import collecting_warnings, warn_caller
@@ -109,21 +109,22 @@ def gw_certify(
                 f"{name} must have at most {MOST_POINTS} points in gw_certify, got {size}: pass fewer points"
             )
     given: dict[str, Any] = {"distances": distances, "p": p, "q": q, "init": init, "options": options, "epsilon": 0.0}
-    between = _BoundedProblem.of(X, Y, given)
+    request, spaces = prepare_bounds(X, Y, given)
     result = gw_align(X, Y, **given, random_state=random_state, callback=callback)
     if result.status is Status.CANCELLED:
         return result
-    scale = between.mass**2  # bounds are of plans of mass one
-    lower, cross = (
-        max(result.certificate.lower_bound, scale * third_bound(*between.spaces, *between.masses)),
-        between.cross_covariance(),
-    )
-    if cross is not None and lower < (1 - gap) * result.value and result.value / scale > cross.negligible:
+    p, q = (mass.cpu() for mass in request.model.masses)
+    masses, scale = (p / p.sum(), q / q.sum()), float(request.mass) ** 2  # bounds are of plans of mass one
+    lower = max(result.certificate.lower_bound, scale * third_bound(*spaces, *masses))
+    cross = CrossCovariance(*spaces, *masses)
+    few = 0 < cross.weights.size <= MOST_DIRECTIONS or cross.is_enumerable
+    bounded = cross.is_concave and few
+    if bounded and lower < (1 - gap) * result.value and result.value / scale > cross.negligible:
         bound = bound_globally(cross, result.value / scale, gap, seconds)
         logger.info("global bound %.6g of %.6g", bound.lower, bound.value)
         lower = max(lower, scale * bound.lower)
         if bound.plan is not None and scale * bound.value < (1 - LOWER) * result.value:
-            again = given | {"init": between.pad(bound.plan)}
+            again = given | {"init": _pad_plan(bound.plan, request.support)}
             other = gw_align(X, Y, **again, random_state=random_state, callback=callback)
             if other.value < result.value:  # to which none of the starts of the search led
                 counts = replace(other.certificate, starts=result.certificate.starts, agreeing_starts=0)
@@ -135,7 +136,7 @@ def gw_certify(
     found = replace(result, certificate=replace(result.certificate, lower_bound=lower, gap=left))
     if found.certificate.gap_global > gap:
         more = f"give it more than {seconds:g} seconds, or a larger gap"
-        if cross is None:
+        if not bounded:
             more = "beyond Memoli's bounds only EuclideanDistances(points, squared=True) in few dimensions are bounded"
         said = f"the global optimum can be {found.certificate.gap_global:.0%} below the value, {gap:.0%} was asked for"
         with collecting_warnings() as issued:
@@ -144,51 +145,25 @@ def gw_certify(
     return found
 
 
-class _BoundedProblem(NamedTuple):
-    """The problem as it is bounded, between the points with mass.
+def prepare_bounds(X: Any, Y: Any, given: dict[str, Any]) -> tuple[Request, tuple[DistanceProvider, DistanceProvider]]:
+    """The request that arguments of `gw_align` make, and its spaces between the points with mass, in float64 on the
+    CPU; refused where nothing is bounded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the solve says it
+        request = build_problem(X, Y, **given)
+        source, target = make_providers(request.spaces, request.options.spaces, request.on_device)[0]
+    for name, space in (("X", source), ("Y", target)):
+        if not is_symmetric(space):
+            raise ValueError(f"{name} must be symmetric in gw_certify, got directed distances: pass (A + A.T) / 2")
+    return request, (_bring_to_cpu(source), _bring_to_cpu(target))
 
-    spaces : of these, in float64.
-    masses : theirs, of sum one.
-    support : which points these are; None for all.
-    mass : that of plans.
-    """
 
-    spaces: tuple[DistanceProvider, DistanceProvider]
-    masses: tuple[Tensor, Tensor]
-    support: Support | None
-    mass: float
-
-    @classmethod
-    def of(cls, X: Any, Y: Any, given: dict[str, Any]) -> _BoundedProblem:
-        """Of arguments of `gw_align`; refused where nothing is bounded."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the solve says it
-            request = build_problem(X, Y, **given)
-            source, target = make_providers(request.spaces, request.options.spaces, request.on_device)[0]
-        for name, space in (("X", source), ("Y", target)):
-            if not is_symmetric(space):
-                raise ValueError(f"{name} must be symmetric in gw_certify, got directed distances: pass (A + A.T) / 2")
-        p, q = (mass.cpu() for mass in request.model.masses)
-        return cls(
-            (_bring_to_cpu(source), _bring_to_cpu(target)),
-            (p / p.sum(), q / q.sum()),
-            request.support,
-            float(request.mass),
-        )
-
-    def cross_covariance(self) -> CrossCovariance | None:
-        """Where the value is concave, and it has few entries or few permutations are to be tried."""
-        cross = CrossCovariance(*self.spaces, *self.masses)
-        few = 0 < cross.weights.size <= MOST_DIRECTIONS
-        return cross if cross.is_concave and (few or cross.is_enumerable) else None
-
-    def pad(self, plan: csr_array) -> Array:
-        """A plan of points with mass with zeros for all others, (N, K)."""
-        found: Array = plan.toarray()
-        if self.support is not None:
-            among = DenseCoupling(torch.from_numpy(found)).zero_pad(*self.support.sides, self.support.shape)
-            found = among.plan.numpy()
-        return found
+def _pad_plan(plan: csr_array, support: Support | None) -> Array:
+    """A plan of points with mass with zeros for all others, (N, K)."""
+    found: Array = plan.toarray()
+    if support is not None:
+        found = DenseCoupling(torch.from_numpy(found)).zero_pad(*support.sides, support.shape).plan.numpy()
+    return found
 
 
 def _bring_to_cpu(space: DistanceProvider) -> DistanceProvider:

@@ -106,14 +106,6 @@ class Problem:
         return cls(**{entry.name: getattr(problem, entry.name) for entry in fields(Problem)} | more)
 
     @property
-    def source(self) -> DistanceProvider:
-        return self.spaces[0]
-
-    @property
-    def target(self) -> DistanceProvider:
-        return self.spaces[1]
-
-    @property
     def p(self) -> Tensor:
         return self.model.p
 
@@ -140,7 +132,7 @@ class Problem:
     @property
     def ranks(self) -> Ranks:
         """Those that share the spaces, and the solve."""
-        return ranks_of(self.source)
+        return ranks_of(self.spaces[0])
 
     def coarsen(self, x: Coarsening, y: Coarsening) -> StoredProblem:
         """The same problem between cells whose distances are factored or stored, with its
@@ -149,17 +141,6 @@ class Problem:
         assert y.space is not None
         small = Problem.of(self, spaces=(x.space, y.space), model=self.model.coarsen(x, y), exact=True)
         return StoredProblem.of(small, gradient=make_gradient(small))
-
-    def run_on_first(self, task: Callable[[], Result]) -> Result:
-        """The result of a task that the first rank does, with the random state and the
-        cancellation that it leaves."""
-        result, state, stopped = self.ranks.run_on_first(
-            lambda: (task(), self.generator.get_state(), self.watch.should_stop)
-        )
-        self.generator.set_state(state)
-        if stopped:
-            self.watch.stop()
-        return result
 
     def stage(self, name: str, compute: Callable[[], Result]) -> Result:
         """The result of a stage, see `torchgw.persist.watch`."""

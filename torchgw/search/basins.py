@@ -171,7 +171,7 @@ def _find_landmark_candidates(
 def _search_few_points(problem: StoredProblem, coarse: CoarseOptions) -> tuple[list[Candidate], Coarsening]:
     """Basins between few points, which bring their plans, and all points of the target."""
     p, q = problem.masses
-    rows = problem.target.rows(torch.arange(len(q), device=q.device))
+    rows = problem.spaces[1].rows(torch.arange(len(q), device=q.device))
     reference = Coarsening.of_points(rows / problem.unit**0.5, q)
     found = [*search_every_point(problem, coarse, f"landmarks: {ALL}"), *make_proximal_starts(problem)]
     return _merge_same_basins(found, reference, p, problem.unit), reference
@@ -182,9 +182,9 @@ def _merge_cell_basins(
 ) -> tuple[list[Candidate], Coarsening]:
     """The distinct ones of basins between cells, which bring their plans, and landmarks of the target."""
     p, q = problem.masses
-    reference = choose_landmarks(problem.target, q, KINDS[0], coarse.n_landmarks, problem.generator)
+    reference = choose_landmarks(problem.spaces[1], q, KINDS[0], coarse.n_landmarks, problem.generator)
     largest, share = problem.unit**0.5, q / q.sum()
-    typical = DIAMETER * max(float(share @ mean_squares(problem.target, share)), 0.0) ** 0.5 or largest
+    typical = DIAMETER * max(float(share @ mean_squares(problem.spaces[1], share)), 0.0) ** 0.5 or largest
     near = replace(reference, features=reference.features / min(largest, typical))  # beside a few far points
     return _merge_same_basins(found, near, p), replace(reference, features=reference.features / largest)
 
@@ -225,7 +225,7 @@ def _compare_on_all_points(
 
 def _make_graphs(problem: StoredProblem) -> tuple[SpaceGraph, SpaceGraph] | None:
     """Both spaces as graphs, where they are graphs, few enough to compete on, and gradients exact."""
-    pairs = problem.source.size * problem.target.size
+    pairs = len(problem.p) * len(problem.q)
     stored = all(space.factors() is None and space.stored for space in problem.spaces)
     # Views are matrices (N, N), which what multiplies by itself has none of: beside a plan of that size they are few.
     few = all(not multiplies(space) or space.size**2 <= MOST_BESIDE_PLAN * pairs for space in problem.spaces)
@@ -395,9 +395,9 @@ def estimate_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
     """F of a coupling without its entropy, the quadratic part from sampled pairs."""
     model, (p, _) = problem.model, problem.masses
     if model.is_standard:
-        return float(sampled_objective(coupling, p, problem.source, problem.target, problem.generator).value)
+        return float(sampled_objective(coupling, p, *problem.spaces, problem.generator).value)
     rows, _ = model.marginals_of(coupling)
-    found = sampled_objective(coupling, rows.to(p), problem.source, problem.target, problem.generator)
+    found = sampled_objective(coupling, rows.to(p), *problem.spaces, problem.generator)
     return model.values(float(found.value), coupling).total
 
 

@@ -40,9 +40,10 @@ PRODUCT, DISTRIBUTIONS = "product plan", "distributions of distances"
 def make_distribution_starts(problem: StoredProblem) -> list[Candidate]:
     """A start on all points from the distributions of their distances, where landmarks cannot stand for the spaces."""
     p, q = problem.masses
-    every = [torch.arange(space.size, device=p.device) for space in (problem.source, problem.target)]
-    U = quantiles(problem.source.rows(every[0]), p, FULL_QUANTILES) / FULL_QUANTILES**0.5
-    V = quantiles(problem.target.rows(every[1]), q, FULL_QUANTILES) / FULL_QUANTILES**0.5
+    U, V = (
+        quantiles(space.rows(torch.arange(space.size, device=p.device)), mass, FULL_QUANTILES) / FULL_QUANTILES**0.5
+        for space, mass in zip(problem.spaces, (p, q), strict=True)
+    )
     return make_feature_starts(problem, U, V, DISTRIBUTIONS)
 
 

@@ -272,7 +272,7 @@ def find_candidates(problem: StoredProblem) -> tuple[list[Candidate], Coarsening
     elif init.is_floating_point():
         start = plan_start(init.to(log_p.dtype), problem.gradient, log_p, log_q, problem.epsilon)
     else:
-        start = pairs_start(init, problem.source, problem.target, log_p, log_q, problem.model)
+        start = pairs_start(init, *problem.spaces, log_p, log_q, problem.model)
     if init is not None and not problem.exact:  # anchors are drawn from a plan, so the first problem is solved at once
         start = run_fixed_point(problem, start, problem.epsilon, 1).next_start
     return [Candidate(start, torch.zeros(0, dtype=torch.int64), 0.0, 1, "given", True)], None

@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -44,7 +45,7 @@ from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model, mean_cost
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
-from torchgw.problem.problem import Problem, StoredProblem
+from torchgw.problem.problem import Problem, Result, StoredProblem
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import Ranks
 from torchgw.runtime.threads import threads_for
@@ -421,6 +422,17 @@ class StreamedProblem(Problem):
     def has_factors(self) -> bool:
         """Whether both spaces have factors of their own."""
         return self.x.exact and self.y.exact
+
+    def run_on_first(self, task: Callable[[], Result]) -> Result:
+        """The result of a task that the first rank does, with the random state and the
+        cancellation that it leaves."""
+        result, state, stopped = self.ranks.run_on_first(
+            lambda: (task(), self.generator.get_state(), self.watch.should_stop)
+        )
+        self.generator.set_state(state)
+        if stopped:
+            self.watch.stop()
+        return result
 
 
 def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
