@@ -158,6 +158,15 @@ def energy(model: Model, moments: Moments) -> Tensor:
     return torch.as_tensor(model.total(moments.quadratic, penalty, moments.linear))
 
 
+def evaluate(gradient: Gradient, coupling: Coupling, p: Tensor, q: Tensor) -> tuple[FactoredCost, Tensor]:
+    """The cost of a coupling by the gradient of the objective, and F of it () without its entropy; masses p (N,), q
+    (K,) as hard marginals have them."""
+    if isinstance(gradient, ModelGradient):
+        return gradient.evaluate(coupling, p)
+    cost = gradient(coupling, p)
+    return cost, mean_cost(cost, coupling, p, q)
+
+
 def gradient_of(model: Model, quadratic: Gradient) -> Gradient:
     """The cost Chat of couplings, from that of the quadratic part."""
     return quadratic if model.is_standard else ModelGradient(quadratic, model)

@@ -12,18 +12,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torchgw.couplings.blocks import BlockCoupling, DenseCoupling
 from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.shared import RankSharedTiles, SharedKernel, StreamedKernel, TileReader
 from torchgw.kernels.softmin_tiles import TileKernel
 from torchgw.marginals import Marginals
+from torchgw.objective.certify import sampled_objective
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of
+from torchgw.objective.linearise import Gradient, ModelGradient, evaluate, gradient_of
 from torchgw.objective.model import Model
 from torchgw.objective.sampled import SampledGradient, landmark_control, memory_of, restore_memory
 from torchgw.options import GWOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.ranks import Ranks, ranks_of
+from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.coarsening import Coarsening
 from torchgw.types import DistanceProvider
 
@@ -170,6 +173,19 @@ class StoredProblem(Problem):
         for."""
         model, options = self.model.with_epsilon(epsilon), tolerances_for(self.options, epsilon, self.model.marginals)
         return replace(self, model=model, options=options, gradient=gradient_of(model, self.quadratic))
+
+    def linearize(self, plan: Tensor | BlockCoupling) -> FactoredCost:
+        """The cost of the linear problem around a plan (N, K)."""
+        return self.gradient(DenseCoupling(plan) if isinstance(plan, Tensor) else plan, self.masses[0])
+
+    def value(self, plan: Tensor | BlockCoupling) -> Tensor:
+        """F () of a plan (N, K) without its entropy; where gradients are sampled, by sampled pairs."""
+        coupling, (p, q) = DenseCoupling(plan) if isinstance(plan, Tensor) else plan, self.masses
+        if self.exact:
+            return evaluate(self.gradient, coupling, p, q)[1]
+        rows = self.model.marginals_of(coupling)[0].to(p)
+        quadratic = float(sampled_objective(coupling, rows, *self.spaces, self.generator).value)
+        return torch.tensor(self.model.values(quadratic, coupling).total, dtype=torch.float64)
 
     @property
     def quadratic(self) -> Gradient:

@@ -21,9 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import BlockCoupling
 from torchgw.diagnostics.evidence import APART, Basin
-from torchgw.objective.certify import sampled_objective
 from torchgw.objective.exact import ExactGradient, mean_squares
 from torchgw.objective.linearise import gradient_of
 from torchgw.objective.model import Model
@@ -370,7 +368,7 @@ def _evaluate_candidate(
             if problem.model.has_hard_marginals
             else candidate.start
         )
-        return replace(candidate, start=start, energy=estimate_energy(problem, start.coupling()), level="full"), None
+        return replace(candidate, start=start, energy=float(problem.value(start.coupling())), level="full"), None
     many = len(problem.p) * len(problem.q) > MANY_PAIRS
     steps = FULL_STEPS if not many or candidate.origin == DISTRIBUTIONS else LIFTED_STEPS
     done = run_fixed_point(_loosen_tolerances(problem) if many else problem, candidate.start, epsilon, steps)
@@ -389,16 +387,6 @@ def _loosen_tolerances(problem: StoredProblem) -> StoredProblem:
     sinkhorn = replace(options.sinkhorn, tol=max(options.sinkhorn.tol, ROUGH))
     stopping = replace(options.stopping, plan_tol=max(options.stopping.plan_tol, ROUGH))
     return replace(problem, options=replace(options, sinkhorn=sinkhorn, stopping=stopping))
-
-
-def estimate_energy(problem: StoredProblem, coupling: BlockCoupling) -> float:
-    """F of a coupling without its entropy, the quadratic part from sampled pairs."""
-    model, (p, _) = problem.model, problem.masses
-    if model.is_standard:
-        return float(sampled_objective(coupling, p, *problem.spaces, problem.generator).value)
-    rows, _ = model.marginals_of(coupling)
-    found = sampled_objective(coupling, rows.to(p), *problem.spaces, problem.generator)
-    return model.values(float(found.value), coupling).total
 
 
 @as_cuda_graph()

@@ -19,21 +19,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.evidence import Basin
 from torchgw.kernels import LOG2E
 from torchgw.kernels.logsumexp import flush_small
 from torchgw.kernels.sampling import draw
-from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_device, to_host
@@ -83,10 +80,6 @@ SPARSE_EFFORT, LEAST_EFFORT = (
 )  # beyond, where products skip zeros, and where not
 
 
-EnergyFunction: TypeAlias = Callable[[Tensor], Tensor]
-"""The objective (B,) of plans (B, N, K) without its entropy."""
-
-
 def run_contest(problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> list[Candidate]:
     """The distinct ends of all plans, the lowest first, at most four; the first knows of the others that views led to.
 
@@ -112,7 +105,7 @@ class _Contest:
     x, y : its spaces as graphs.
     unit : energy of the product plan.
     assignment : the problem between equal masses without linear cost, in float64, None for others.
-    score, energies : of plans (B, N, K), all at once or one by one.
+    score : of plans (B, N, K), all at once or one by one.
     """
 
     problem: StoredProblem
@@ -121,20 +114,12 @@ class _Contest:
     unit: float
     assignment: AssignmentProblem | None
     score: BatchScore
-    energies: EnergyFunction
 
     @classmethod
     def of(cls, problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> _Contest:
         p, q, gradient = x.mass, y.mass, problem.gradient
         unit, assignment = float(product_energy(gradient, p, q)), _make_assignment(problem, x, y)
         symmetric = not x.has_directions
-
-        def energies(plans: Tensor) -> Tensor:
-            found = []
-            for plan in plans:
-                coupling = DenseCoupling(plan)
-                found.append(mean_cost(gradient(coupling, p), coupling, p, q))
-            return torch.stack(found)
 
         score = make_score(gradient, p)
         if problem.model.is_standard:
@@ -146,7 +131,7 @@ class _Contest:
                 return found.mul_(2 * LOG2E / epsilon)
 
             score = score_by_products
-        return cls(problem, x, y, unit, assignment, score, energies)
+        return cls(problem, x, y, unit, assignment, score)
 
     @cached_property
     def product(self) -> Tensor:
@@ -215,7 +200,7 @@ class _Contest:
 
     def keep_better_half(self, alive: dict[str, Tensor]) -> dict[str, Tensor]:
         """The lower half by energy, and the product plan's in any case."""
-        found = to_host(*(self.energies(flush_small(exponent.exp2())[None]) for exponent in alive.values()))
+        found = to_host(*(self.problem.value(flush_small(exponent.exp2())) for exponent in alive.values()))
         energies = dict(zip(alive, map(float, found), strict=True))
         kept = sorted(alive, key=energies.__getitem__)[: math.ceil(len(alive) / 2)]
         return {name: exponent for name, exponent in alive.items() if name in kept or name == PRODUCT}
@@ -231,7 +216,7 @@ class _Contest:
                 for name, plan in zip(names, here, strict=True)
             ]
         ends = [make_feasible(plan, self.x.mass, self.y.mass) for _, plan in plans]
-        energies = map(float, to_host(*(self.energies(end[None]) for end in ends)))
+        energies = map(float, to_host(*map(self.problem.value, ends)))
         return list(map(Entrant, names, ends, energies))
 
     def improve(self, entrants: list[Entrant]) -> list[Entrant]:
@@ -279,7 +264,7 @@ class _Contest:
     def blur_costly_rows(self, plan: Tensor) -> Tensor:
         """The plan (N, K) with all matches alike around some points, drawn by what they cost."""
         problem, p = self.problem, self.x.mass
-        paid = (problem.gradient(DenseCoupling(plan), p).rows(slice(None)) * plan).sum(1).clamp_min_(0.0)
+        paid = (problem.linearize(plan).rows(slice(None)) * plan).sum(1).clamp_min_(0.0)
         weights, counts = paid + LEAST_PAID * paid.mean(), [max(round(share * len(p)), 1) for share in BLURRED_SHARES]
         which = torch.randint(2, (1,), generator=problem.generator, device=p.device)
         # From a GPU all is read at once, with more points than may be asked for.
@@ -364,7 +349,7 @@ def _make_candidate(problem: StoredProblem, group: list[Entrant], ended: bool) -
     """The lowest plan of a group as a place to begin."""
     (p, q), count, origin = problem.masses, _count_views(group), _find_origin(group)
     plan = to_device(group[0].plan.to(p.dtype), p.device)
-    start = WarmStart(problem.gradient(DenseCoupling(plan), p / p.sum()), p.log2(), q.log2(), problem.epsilon)
+    start = WarmStart(problem.linearize(plan), p.log2(), q.log2(), problem.epsilon)
     start = replace(start, plan=plan) if problem.has_no_entropy else start
     energy = group[0].energy if problem.has_no_entropy else math.inf
     return Candidate(start, plan.argmax(1), energy, count, "full", True, origin=origin, is_local_optimum=ended)

@@ -14,11 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from torchgw.couplings.blocks import DenseCoupling
 from torchgw.couplings.rounding import make_feasible
 from torchgw.diagnostics.status import History
 from torchgw.objective.bounds import quantiles
-from torchgw.objective.model import mean_cost
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for
 from torchgw.search.candidate import Candidate
@@ -56,8 +54,7 @@ def make_feature_starts(problem: StoredProblem, U: Tensor, V: Tensor, origin: st
         return []
     epsilon = float(mean) / FEATURE_SHARPNESS
     done = run_fixed_point(problem, WarmStart(cost, p.log2(), q.log2(), epsilon), epsilon, 1)
-    linearised = problem.gradient(DenseCoupling(done.plan), p)
-    start = WarmStart(linearised, p.log2(), q.log2(), problem.epsilon)
+    start = WarmStart(problem.linearize(done.plan), p.log2(), q.log2(), problem.epsilon)
     return [Candidate(start, done.plan.argmax(1), done.history.cost[-1], 1, "full", True, origin=origin)]
 
 
@@ -100,12 +97,11 @@ def make_unregularized_starts(problem: StoredProblem, plan: Tensor, level: str, 
 def _candidate_from_plan(problem: StoredProblem, plan: Tensor) -> Candidate:
     """A start from a plan of mass one on all points, to be compared."""
     p, q = problem.masses
-    cost = problem.gradient(DenseCoupling(plan), p)
-    start = WarmStart(cost, p.log2(), q.log2(), problem.epsilon)
+    start = WarmStart(problem.linearize(plan), p.log2(), q.log2(), problem.epsilon)
     if not problem.has_no_entropy:
         return Candidate(start, plan.argmax(1), math.inf, 1, "full", True, origin=PRODUCT)
     plan = make_feasible(plan, p, q)
-    energy = float(mean_cost(cost, DenseCoupling(plan), p, q))
+    energy = float(problem.value(plan))
     return Candidate(replace(start, plan=plan), plan.argmax(1), energy, 1, "full", True, origin=PRODUCT)
 
 

@@ -56,7 +56,7 @@ from torchgw.kernels.sums import inner as inner_product
 from torchgw.losses import SQUARE
 from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
-from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of, linearise
+from torchgw.objective.linearise import Gradient, ModelGradient, evaluate, gradient_of, linearise
 from torchgw.objective.model import Model, mean_cost
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.persist.watch import Watch
@@ -144,13 +144,6 @@ def descend(
     evaluates = damps or isinstance(gradient, ModelGradient)
     nothing = row.new_zeros(())
 
-    def evaluate(at: BlockCoupling) -> tuple[FactoredCost, Tensor]:
-        """The cost at a plan, and the objective there without its entropy."""
-        if isinstance(gradient, ModelGradient):
-            return gradient.evaluate(at, row)
-        found = gradient(at, row)
-        return found, mean_cost(found, at, row, column)
-
     def begin() -> EntropicState:
         cost = gradient(start.coupling(), row) if start.cost is None else start.cost
         first = start.epsilon or epsilon_at(0, epsilon, annealing)
@@ -172,7 +165,7 @@ def descend(
             at = DenseCoupling(origin)
             changes[1:] = nothing if direction is None else direction.abs().sum() / row.sum(), length
         if evaluates:
-            ahead, energy = evaluate(at)
+            ahead, energy = evaluate(gradient, at, row, column)
             told = torch.cat((energy[None], told[1:]))
             if not model.has_hard_marginals:
                 marginals = model.marginals_of(at)

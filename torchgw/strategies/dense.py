@@ -98,8 +98,8 @@ def _leave_surrogate(problem: StoredProblem, found: Solution) -> Solution:
         last = replace(last, precision_warning=found.precision_warning)
     else:
         exact = problem.with_epsilon(found.path[-1].epsilon if found.path else problem.epsilon)
-        start, plan = found.warm_start.to(problem.masses[0].dtype), DenseCoupling(found.plan.to(problem.masses[0]))
-        start = replace(start, cost=exact.gradient(plan, problem.masses[0]))
+        start, plan = found.warm_start.to(problem.masses[0].dtype), found.plan.to(problem.masses[0])
+        start = replace(start, cost=exact.linearize(plan))
         last = solve_entropic(exact, start, found.history.copy())
     path = found.path and (*found.path[:-1], replace(found.path[-1], value=max(last.energy, 0.0)))
     return replace(last.add_iterations(found), path=path)

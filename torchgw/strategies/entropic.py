@@ -29,7 +29,6 @@ from torchgw.diagnostics.evidence import EpsilonStep, entropy_and_margin
 from torchgw.diagnostics.status import History, Status
 from torchgw.options import GWOptions
 from torchgw.problem.problem import Problem, StoredProblem
-from torchgw.search.basins import estimate_energy
 from torchgw.solvers.entropic import descend, finish, refine_by_newton, start_precision_check, with_tolerance
 from torchgw.solvers.inner import StoredSolver
 from torchgw.solvers.iterate import Loop
@@ -90,7 +89,7 @@ def finish_solution(problem: StoredProblem, solution: Solution, options: GWOptio
     settled = last.marginal_residual <= ROUNDING_SLACK * options.sinkhorn.tol
     energy = last.history.cost[-1]
     if not problem.exact and not model.is_standard:  # the loop watches its linear problem
-        energy = estimate_energy(problem, DenseCoupling(last.plan))
+        energy = float(problem.value(last.plan))
     end = last.next_start.to(torch.float64)
     return replace(
         last,

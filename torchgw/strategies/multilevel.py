@@ -42,7 +42,7 @@ from torchgw.kernels.sampling import draw, prepare_draws
 from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
 from torchgw.kernels.tiles import TILE, inverse_permutation
 from torchgw.objective.linearise import moments_of, weights_of
-from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.problem.problem import Problem, Result, StoredProblem
@@ -175,9 +175,8 @@ def _should_use_cells(asked: Problem) -> bool:
 def _begin_on_cells(asked: Problem, problem: StoredProblem) -> Solution:
     with asked.watch.within("cells"):
         _, _, solution = climb_to_all_points(asked)
-    found, (p, q) = finish_solution(problem, solution, problem.options), problem.masses
-    plan = DenseCoupling(found.plan.to(p))
-    return replace(found, energy=float(mean_cost(problem.gradient(plan, p), plan, p, q)))
+    found = finish_solution(problem, solution, problem.options)
+    return replace(found, energy=float(problem.value(found.plan.to(problem.masses[0]))))
 
 
 @as_cuda_graph()
@@ -273,7 +272,7 @@ def _solve_next_level(problem: StreamedProblem, state: MultilevelState, history:
     history.go_on_from(done.history)
     assert done.coupling is not None
     if complete:
-        cost = small.gradient(done.coupling, p).restrict(x.label, y.label)
+        cost = small.linearize(done.coupling).restrict(x.label, y.label)
         cost = replace(cost, U=problem.ranks.own(cost.U), V=problem.ranks.own(cost.V))
     else:
         cost = linearise_on_points(problem, done.coupling, x, y)
