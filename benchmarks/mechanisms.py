@@ -407,7 +407,7 @@ MECHANISMS = (
     Mechanism(
         "cells",
         "A search without entropy goes through cells with mean distances.",
-        (every_point.search_cells, every_point.CellPair, every_point.make_cells, basins._merge_cell_basins),
+        (every_point.search_cells, every_point._make_cell_pair, every_point.make_cells, basins._merge_cell_basins),
         (never(every_point.should_search_cells), seen(every_point.search_cells)),
         COARSENING,
         True,

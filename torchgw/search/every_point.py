@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from torchgw.diagnostics.status import History
-from torchgw.kernels.sums import add_by_label
 from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
-from torchgw.persist.watch import Watch
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_host
@@ -44,7 +42,7 @@ from torchgw.search.lift import lift, lift_to_points
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
 from torchgw.solvers.iterate import Loop
 from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.coarsening import Cells, Coarsening, bisect
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect, coarsen_plan
 from torchgw.types import DistanceProvider
 
 KEPT = 8
@@ -95,63 +93,36 @@ def search_every_point(problem: StoredProblem, coarse: CoarseOptions, origin: st
     return [_make_candidate(problem, basin, origin) for basin in basins]
 
 
-@dataclass(frozen=True)
-class CellPair:
-    """Cells of two spaces.
+def _make_cell_pair(problem: StoredProblem, count: int) -> tuple[tuple[Coarsening, Coarsening], list[float]]:
+    """About ``count`` cells of each space, and the variance of its distances within them."""
+    sides = list(zip(problem.spaces, problem.masses, strict=True))
+    x, y = (make_cells(space, mass, count, problem.generator) for space, mass in sides)
+    return (x, y), [_variance_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True)]
 
-    x, y : with their means.
-    variance_within : of the mean square of each side's distances, by how much it is above that of the means.
-    """
 
-    x: Coarsening
-    y: Coarsening
-    variance_within: tuple[float, float]
+def _lift_plan(plan: Tensor, x: Cells, y: Cells, p: Tensor, q: Tensor) -> Tensor:
+    """The plan of all points (N, K), of masses p and q, that is as dense everywhere as one between cells."""
+    density = plan / (plan.sum(1, keepdim=True) * plan.sum(0))
+    return density[x.label][:, y.label].mul_(p[:, None]).mul_(q)
 
-    @classmethod
-    def of(cls, problem: StoredProblem, count: int) -> CellPair:
-        """About ``count`` of each space."""
-        sides = list(zip(problem.spaces, problem.masses, strict=True))
-        x, y = (make_cells(space, mass, count, problem.generator) for space, mass in sides)
-        first, second = (
-            _variance_within(space, mass, cells) for (space, mass), cells in zip(sides, (x, y), strict=True)
-        )
-        return cls(x, y, (first, second))
 
-    @property
-    def is_too_coarse(self) -> bool:
-        """Whether cells lose so much of the variance of distances that they say little of the points."""
-        losses = zip(self.variance_within, (self.x, self.y), strict=True)
-        return any(lost > MOST_LOST * (lost + _variance_between(side)) for lost, side in losses)
-
-    def lift_plan(self, plan: Tensor, p: Tensor, q: Tensor) -> Tensor:
-        """The plan of all points (N, K), of masses p and q, that is as dense everywhere as one between cells."""
-        density = plan / (plan.sum(1, keepdim=True) * plan.sum(0))
-        return density[self.x.label][:, self.y.label].mul_(p[:, None]).mul_(q)
-
-    def coarsen_plan(self, plan: Tensor, dual: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """The plan between cells, of mass one, and its column potentials, both float64, of one of all points (N, K)."""
-        rows = self.x.sums(plan.double())
-        sums = add_by_label(rows.new_zeros(len(rows), self.y.count), self.y.label, rows, 1)
-        return sums.div_(sums.sum()), self.y.means(dual[:, None], q)[:, 0]
-
-    def descend(self, plan: Tensor, dual: Tensor, steps: int, watch: Watch) -> DescentState[Tensor, Tensor]:
-        """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
-        p, q = plan.sum(1), plan.sum(0)
-        x, y = (side.stored_space.to(p.device, torch.float64) for side in (self.x, self.y))
-        loop = Loop(watch, History(), steps, ROUGH)
-        program = DenseProgram(ExactGradient(x, y, p, q), p, q)
-        return conditional_gradient(program, plan, dual, loop)[0]
+def _descend(between: StoredProblem, plan: Tensor, dual: Tensor, steps: int) -> DescentState[Tensor, Tensor]:
+    """Where so many conditional gradients lead from a plan between cells, of mass one, and column potentials."""
+    p, q = plan.sum(1), plan.sum(0)
+    x, y = (space.to(p.device, torch.float64) for space in between.spaces)
+    loop = Loop(between.watch.detach(), History(), steps, ROUGH)
+    return conditional_gradient(DenseProgram(ExactGradient(x, y, p, q), p, q), plan, dual, loop)[0]
 
 
 def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> list[Candidate]:
     """The distinct optima that starts end in between cells, as plans of all points, the lowest first; none where cells
     say little of the points. Where points are many, those to go on from are near."""
-    cells, (p, q), watch = CellPair.of(problem, CELLS), problem.masses, problem.watch.detach()
-    if cells.is_too_coarse:
+    (x, y), within = _make_cell_pair(problem, CELLS)
+    if any(lost > MOST_LOST * (lost + _variance_between(side)) for lost, side in zip(within, (x, y), strict=True)):
         return []
-    between = LandmarkProblem.of(cells.x, cells.y, problem.model, problem.kernels.backend)
-    count = coarse.n_starts // 2
-    with threads_for(count * cells.x.count * cells.y.count):
+    (p, q), small, watch = problem.masses, problem.coarsen(x, y), problem.watch.detach()
+    between, count = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), coarse.n_starts // 2
+    with threads_for(count * x.count * y.count):
         basins = find_landmark_basins(between, 0.0, count, KEPT, problem.generator)
     if not math.isfinite(basins[0].energy):
         raise FloatingPointError("no start has a finite objective")
@@ -159,15 +130,15 @@ def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> 
         plans = torch.stack([basin.plan for basin in basins])
         basins += cross_basins(between, plans, 0.0, KEPT, watch)
     # What annealing forgets beside few far cells, the product plan leads to.
-    product, nowhere = between.product.double(), q.new_zeros(cells.y.count, dtype=torch.float64)
-    end = cells.descend(product, nowhere, STEPS, watch)
+    product, nowhere = between.product.double(), q.new_zeros(y.count, dtype=torch.float64)
+    end = _descend(small, product, nowhere, STEPS)
     basins += [replace(basins[0], plan=end.plan.to(basins[0].plan), energy=end.value, count=1)]
-    basins, lost, found = _merge_same_basins(basins), sum(cells.variance_within), list[Candidate]()
+    basins, lost, found = _merge_same_basins(basins), sum(within), list[Candidate]()
     for basin in basins:
         (start, matching), energy = lift(basin, problem.model, None), max(basin.energy + lost, 0.0)
         came = origin if basin.count else CROSSED
         found.append(Candidate(start, matching, energy, basin.count, "full", True, origin=came, has_annealed_plan=True))
-    spread = (cells.lift_plan(basin.plan, p, q) for basin in basins)
+    spread = (_lift_plan(basin.plan, x, y, p, q) for basin in basins)
     if len(p) * len(q) > COMPARED_PAIRS:
         return _compare_between_finer_cells(problem, found, spread)
     return [_with_plan(candidate, plan) for candidate, plan in zip(found[:RACED], spread, strict=False)]
@@ -178,19 +149,20 @@ def _compare_between_finer_cells(
 ) -> list[Candidate]:
     """Candidates by where a few steps lead from their plans between finer cells, which tells them apart better than one
     step between all points, and takes less. Those to go on from are near, and have plans."""
-    cells, (p, q), watch = CellPair.of(problem, FINER), problem.masses, problem.watch.detach()
+    (x, y), within = _make_cell_pair(problem, FINER)
+    (p, q), small, watch = problem.masses, problem.coarsen(x, y), problem.watch.detach()
     ends: list[tuple[float, Tensor, Candidate]] = []
     for candidate, plan in zip(candidates, plans, strict=True):
         if candidate.energy <= NEAR * candidates[0].energy and not (ends and watch.should_skip()):
-            dual = candidate.start.column_dual(q)
-            end = cells.descend(*cells.coarsen_plan(plan, dual, q), FINER_STEPS, watch)
+            start, dual = coarsen_plan(plan.double(), x, y), candidate.start.column_dual(q)
+            end = _descend(small, start.div_(start.sum()), y.means(dual[:, None], q)[:, 0], FINER_STEPS)
             ends.append((end.value, end.plan.to(p), candidate))
     ends.sort(key=lambda end: end[0])
-    lost, found = sum(cells.variance_within), list[Candidate]()
+    lost, found = sum(within), list[Candidate]()
     for place, (value, plan, candidate) in enumerate(ends):
         near = place < MOST_NEAR and value <= AS_LOW * ends[0][0]
         candidate = replace(candidate, energy=max(value + lost, 0.0), selected=near)
-        found.append(_with_plan(candidate, cells.lift_plan(plan, p, q)) if near else candidate)
+        found.append(_with_plan(candidate, _lift_plan(plan, x, y, p, q)) if near else candidate)
     return [*found, *(replace(candidate, selected=False) for candidate in candidates[len(found) :])]
 
 

@@ -148,6 +148,11 @@ class Coarsening(Cells):
         return found.masked_fill(one == other, 0.0)
 
 
+def coarsen_plan(plan: Tensor, x: Cells, y: Cells) -> Tensor:
+    """The plan (n, n') between cells of both spaces that a plan (N, K) of all points is."""
+    return y.sums(x.sums(plan).T).T.contiguous()
+
+
 class Bisection(NamedTuple):
     """Points in an order in which cells are runs of consecutive ones.
 

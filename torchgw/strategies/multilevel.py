@@ -64,7 +64,7 @@ from torchgw.solvers.inner import InnerSolver, Sides, StoredSolver, StreamedSolv
 from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.spaces.coarsening import Cells, Coarsening, bisect
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect, coarsen_plan
 from torchgw.strategies.dense import search_and_descend, solve_dense
 from torchgw.strategies.entropic import finish_solution
 from torchgw.types import Coupling
@@ -476,7 +476,7 @@ def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
     began = time.perf_counter()
     init = problem.init
     if init is not None and init.is_floating_point():
-        init = y.sums(x.sums(init).T).T
+        init = coarsen_plan(init, x, y)
     elif init is not None:
         init = torch.stack((x.label[init[:, 0]], y.label[init[:, 1]]), 1)
     coarse = replace(problem.coarsen(x, y), init=init, tol=None)
