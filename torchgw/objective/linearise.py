@@ -124,11 +124,20 @@ def weights_of(model: Model, moments: Moments | None = None) -> Weights:
 
 
 def linearise(
-    model: Model, raw: FactoredCost, linear: FactoredCost | None, moments: Moments | None = None
+    model: Model,
+    raw: FactoredCost,
+    linear: FactoredCost | None,
+    plan: Tensor | Coupling | None = None,
+    marginals: tuple[Tensor, ...] = (),
 ) -> FactoredCost:
-    """Chat from C(T) and beta M + P; ``moments`` of the plan matter where its
-    mass is free."""
-    return raw if model.is_standard else weights_of(model, moments).combine_costs(raw, linear)
+    """Chat from C(T) and beta M + P; the plan and its marginals matter where
+    its mass is free, without them it counts as one of mass one and k = 0."""
+    if model.is_standard:
+        return raw
+    moments = None
+    if plan is not None and model.marginals.free_mass:
+        moments = moments_of(model, raw, linear, plan, *marginals)
+    return weights_of(model, moments).combine_costs(raw, linear)
 
 
 def minimise_on_ray(
@@ -159,12 +168,14 @@ def energy(model: Model, moments: Moments) -> Tensor:
 
 
 def evaluate(gradient: Gradient, coupling: Coupling, p: Tensor, q: Tensor) -> tuple[FactoredCost, Tensor]:
-    """The cost of a coupling by the gradient of the objective, and F of it () without its entropy; masses p (N,), q
-    (K,) as hard marginals have them."""
-    if isinstance(gradient, ModelGradient):
-        return gradient.evaluate(coupling, p)
-    cost = gradient(coupling, p)
-    return cost, mean_cost(cost, coupling, p, q)
+    """The cost of a coupling by the gradient of the objective, and F of it ()
+    without its entropy; masses p (N,), q (K,) as hard marginals have them."""
+    if not isinstance(gradient, ModelGradient):
+        cost = gradient(coupling, p)
+        return cost, mean_cost(cost, coupling, p, q)
+    model, (raw, linear, marginals) = gradient.model, gradient.parts(coupling, p.dtype)
+    moments = moments_of(model, raw, linear, coupling, *marginals)
+    return weights_of(model, moments).combine_costs(raw, linear), energy(model, moments)
 
 
 def gradient_of(model: Model, quadratic: Gradient) -> Gradient:
@@ -180,22 +191,13 @@ class ModelGradient:
         self._linear = cache(model.linear)
 
     def __call__(self, coupling: Coupling, p: Tensor, q: Tensor | None = None) -> FactoredCost:
-        raw, linear, rows, columns = self._parts(coupling, p.dtype)
-        moments = (
-            moments_of(self.model, raw, linear, coupling, rows, columns) if self.model.marginals.free_mass else None
-        )
-        return linearise(self.model, raw, linear, moments)
+        raw, linear, marginals = self.parts(coupling, p.dtype)
+        return linearise(self.model, raw, linear, coupling, marginals)
 
-    def evaluate(self, coupling: Coupling, p: Tensor) -> tuple[FactoredCost, Tensor]:
-        """The cost, and F of the coupling without its entropy."""
-        raw, linear, rows, columns = self._parts(coupling, p.dtype)
-        moments = moments_of(self.model, raw, linear, coupling, rows, columns)
-        return linearise(self.model, raw, linear, moments), energy(self.model, moments)
-
-    def _parts(
+    def parts(
         self, coupling: Coupling, dtype: torch.dtype
-    ) -> tuple[FactoredCost, FactoredCost | None, Tensor, Tensor]:
+    ) -> tuple[FactoredCost, FactoredCost | None, tuple[Tensor, Tensor]]:
         """C(T), beta M + P, and the marginals of a coupling."""
         rows, columns = (side.to(dtype) for side in self.model.marginals_of(coupling))
         raw = self.quadratic(coupling, rows, None if self.model.has_hard_marginals else columns)
-        return raw, self._linear(raw.U.dtype), rows, columns
+        return raw, self._linear(raw.U.dtype), (rows, columns)

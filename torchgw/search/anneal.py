@@ -89,7 +89,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class LandmarkProblem:
-    """The objective between landmarks, for batches of plans (B, L, L').
+    """The objective between landmarks, for batches of plans (B, L, L'): what of a `Problem` CUDA graphs can be captured
+    for, which have no generator and no watch.
 
     x, y : landmarks with their masses and distances.
     model : of the landmarks.
@@ -130,21 +131,11 @@ class LandmarkProblem:
         p, q = self.shares
         return p[:, None] * q
 
-    @cached_property
-    def log_masses(self) -> tuple[Tensor, Tensor]:
-        """Base-2 logarithms of the masses."""
-        return self.x.mass.log2(), self.y.mass.log2()
-
     def linearise_plans(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
         """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
-        model, moments = self.model, None
-        rows, columns = model.masses if model.has_hard_marginals else (plans.sum(-1), plans.sum(-2))
-        cost = self.loss.cost(plans, rows, columns)
-        if model.marginals.free_mass:
-            moments = moments_of(model, cost, self.linear, plans, rows, columns)
-        cost = linearise(model, cost, self.linear, moments)
-        sides = model.constraints_from_logs(*self.log_masses, epsilon, *cost.offsets(epsilon))
-        return cost.stored_score(epsilon), *sides
+        marginals = self.model.masses if self.model.has_hard_marginals else (plans.sum(-1), plans.sum(-2))
+        cost = linearise(self.model, self.loss.cost(plans, *marginals), self.linear, plans, marginals)
+        return cost.stored_score(epsilon), *self.model.make_constraints(epsilon, cost, plans.dtype)
 
     def solve_plans(
         self, score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
@@ -269,10 +260,10 @@ def _anneal_guesses(
 ) -> tuple[Batch, GroupLabels]:
     """The product plan, the plans of start costs and random ones at temperatures (m, B) in turn, and at most ``n_kept``
     groups of them."""
-    f, g = (side.expand(len(costs), -1) for side in problem.log_masses)
+    f, g = (side.expand(len(costs), -1) for side in problem.model.logs)
     # The linear problem of a start has no scale of its own to relax a marginal by.
     total, shares = problem.model.marginals.total, (share.log2() for share in problem.shares)
-    row, column = (MarginalConstraint(side, total=total) for side in (problem.log_masses if total else shares))
+    row, column = (MarginalConstraint(side, total=total) for side in (problem.model.logs if total else shares))
     score = costs.mul(-SHARPNESS * LOG2E)
     plans = torch.cat((problem.product[None], problem.solve_plans(score, row, column, f, g, FIRST_ITERATIONS)[0]))
     plans = plans if random is None else torch.cat((plans, random))
@@ -338,14 +329,14 @@ def _cool_plans(
 
 def batch_without_potentials(problem: LandmarkProblem, plans: Tensor) -> Batch:
     """Plans (B, L, L') whose potentials are not known yet."""
-    f, g = (side.expand(len(plans), -1) for side in problem.log_masses)
+    f, g = (side.expand(len(plans), -1) for side in problem.model.logs)
     return Batch(plans, f, g, plans.new_ones(len(plans)))
 
 
 @as_cuda_graph()
 def anneal_batch(problem: LandmarkProblem, batch: Batch, levels: Tensor, n_outer: int, n_inner: int) -> Batch:
     """``n_outer`` linearisations at each temperature (m,) or (m, B), each with ``n_inner`` Sinkhorn iterations."""
-    log_p, log_q = problem.log_masses
+    log_p, log_q = problem.model.logs
     for level in levels:
         epsilon, plan = level.expand_as(batch.epsilon), batch.plan
         ratio = (batch.epsilon / epsilon)[:, None]
