@@ -343,7 +343,8 @@ def factored_mean_square(F: Tensor, signs: Tensor, mass: Tensor, ranks: Ranks = 
 
 
 class SparseObjective:
-    """Two matrices, with what the marginals decide.
+    """Two matrices, with what the marginals decide: no `ExactGradient`, whose
+    costs have all N K entries or factors, neither of which fits here.
 
     Parameters
     ----------

@@ -46,7 +46,9 @@ SMOOTHED = 200
 
 
 class Cross:
-    """T -> (X T Y^T + X^T T Y) / 2 (..., N, K) of plans (..., N, K).
+    """T -> (X T Y^T + X^T T Y) / 2 (..., N, K) of plans (..., N, K): of a cost
+    C(T) the term that depends on the plan alone, as the others would break ties
+    of graphs by their rounding, and by sparse products where these pay.
 
     X, Y : matrices (N, N), (K, K), kept as sparse ones where most entries
         are zero.

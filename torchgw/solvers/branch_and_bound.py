@@ -132,7 +132,8 @@ class GlobalBound:
 
 class CrossCovariance:
     """F as a function of W, see above, between symmetric distances and
-    masses (N,), (K,), all positive.
+    masses (N,), (K,), all positive. Boxes of W are bounded, no plans: so this
+    is no `Problem`, which is linearised at plans.
 
     x, y : directions of both spaces.
     p, q : masses, of sum one.

@@ -402,8 +402,8 @@ FEWEST = 16
 
 @dataclass(frozen=True, kw_only=True)
 class StreamedProblem(Problem):
-    """A problem whose plans between all points are not stored; its spaces serve the loop's
-    dtype.
+    """A problem whose plans between all points are not stored, so that it has no value and
+    no cost of one, but those of plans between cells; its spaces serve the loop's dtype.
 
     x, y : the spaces with their masses and factors, their own or those of landmarks.
     cells : those that the search and the first descent are between.
