@@ -37,6 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -58,6 +59,7 @@ from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient, ModelGradient, gradient_of, linearise
 from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.sampled import restore_memory
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.cuda_graphs import as_cuda_graph
@@ -65,7 +67,7 @@ from torchgw.runtime.scratch import own
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
-from torchgw.sinkhorn.loop import anneal_epsilon, epsilon_at, interpolate_epsilon
+from torchgw.sinkhorn.loop import anneal_epsilon, interpolate_epsilon
 from torchgw.solvers.inner import InnerSolution, InnerSolver, StoredSolver, as_graph_numbers
 from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import EntropicState, Solution
@@ -93,10 +95,46 @@ ITERATIONS = 5
 NOISE = 0.1  # of the logarithms of the first plan, which otherwise has every symmetry of both spaces, and keeps it
 
 
-def advance(state: StateT, found: InnerSolution, **more: Any) -> StateT:
-    """The state after a linear problem that was solved, with what else changes."""
-    more |= {"n_iter": state.n_iter + 1, "n_iter_sinkhorn": state.n_iter_sinkhorn + found.n_iter}
-    return replace(state, warm_start=found.warm_start, coupling=found.coupling, **more)
+def iterate_linearizations(
+    kind: type[StateT],
+    begin: Callable[[], StateT],
+    follow: Callable[[StateT, InnerSolution, float], tuple[dict[str, Any], Check | None, Status | None]],
+    gradient: Gradient | None,
+    start: WarmStart,
+    inner: InnerSolver,
+    options: GWOptions,
+    loop: Loop,
+) -> Solution:
+    """The loop from ``start``, in its dtype, to the epsilon of the inner solver's model.
+
+    A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
+    iteration.
+
+    Parameters
+    ----------
+    kind, begin : of its states, as `iterate` takes them.
+    follow : what else changes in a state when a problem was solved at an epsilon, the check, and why the loop ends.
+    gradient : the cost at a plan; None where ``follow`` always gives the next one.
+    inner : solves the transport problems, and says what memory that takes.
+    """
+    assert loop.max_iter is not None
+    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, loop.max_iter - 1))
+
+    def step(state: StateT) -> tuple[StateT, Check | None, Status | None]:
+        epsilon = anneal_epsilon(state.n_iter, inner.model.epsilon, start.epsilon, annealing)
+        cost, warm = state.next, replace(state.warm_start, epsilon=state.warm_start.epsilon or epsilon)
+        if cost is None:
+            assert gradient is not None
+            assert state.coupling is not None
+            restore_memory(gradient, state.sampler)
+            cost = gradient(state.coupling, inner.model.masses_in(warm.f.dtype)[0])
+        found = inner.solve_linearization(cost, epsilon, warm, state.marginals, gradient)
+        more, check, status = follow(state, found, epsilon)
+        more |= {"n_iter": state.n_iter + 1, "n_iter_sinkhorn": state.n_iter_sinkhorn + found.n_iter}
+        return replace(state, warm_start=found.warm_start, coupling=found.coupling, **more), check, status
+
+    state, status = iterate(kind, step, begin, loop, options.stopping.max_iter)
+    return Solution.of(state, status, loop.history)
 
 
 def step_between(last: EntropicState, solution: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -122,23 +160,19 @@ def descend(
     resolved: bool = False,
     metric: bool = True,
 ) -> Solution:
-    """Run from ``start``, in its dtype, with the gradient of the objective of the inner solver's model, at its epsilon.
+    """The fixed-point iteration, with the gradient of the inner solver's model; see `iterate_linearizations`.
 
-    A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
-    iteration. ``inner`` solves the transport problems and says what memory that takes. ``by_value`` ends it when the
-    objective is still, wherever the potentials are. Between spaces that are not ``metric`` two plans may be each
-    other's answer.
+    ``by_value`` ends it when the objective is still, wherever the potentials are. Between spaces that are not
+    ``metric`` two plans may be each other's answer.
 
     Raises
     ------
     FloatingPointError
         Where potentials must be ``resolved``, when they are no numbers, or too large to make a plan of in the end.
     """
-    assert loop.max_iter is not None
     model, epsilon = inner.model, inner.model.epsilon
     dtype, plan_tol = start.f.dtype, options.stopping.plan_tol
-    row, column = (mass.to(dtype) for mass in model.masses)
-    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, loop.max_iter - 1))
+    row, column = model.masses_in(dtype)
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     damps = not (model.has_hard_marginals and model.loss is SQUARE and metric)
     evaluates = damps or isinstance(gradient, ModelGradient)
@@ -151,18 +185,7 @@ def descend(
         found = gradient(at, row)
         return found, mean_cost(found, at, row, column)
 
-    def begin() -> EntropicState:
-        cost = gradient(start.coupling(), row) if start.cost is None else start.cost
-        first = start.epsilon or epsilon_at(0, epsilon, annealing)
-        return EntropicState(warm_start=WarmStart(cost, start.f, start.g, first), next=cost)
-
-    def step(state: EntropicState) -> tuple[EntropicState, Check, Status | None]:
-        cost = state.next
-        if cost is None:
-            assert state.coupling is not None
-            cost = gradient(state.coupling, row)
-        now = anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
-        found = inner.solve_linearization(cost, now, state.warm_start, state.marginals, gradient)
+    def follow(state: EntropicState, found: InnerSolution, now: float) -> tuple[dict[str, Any], Check, Status | None]:
         at, ahead, told = found.coupling, found.next_cost, found.host_numbers
         origin, direction, length, marginals = None, None, None, None
         unread = [each for each in (found.residual, found.warm_residual) if isinstance(each, Tensor)]
@@ -201,13 +224,15 @@ def descend(
         same = by_value or (moved <= SWAPPED and last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * share)
         held = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still
         between = {"origin": origin, "direction": direction, "length": length}
-        state = advance(
-            state, found, next=ahead, values=values, marginals=marginals, last_change=last_change, **between
+        return (
+            between | {"next": ahead, "values": values, "marginals": marginals, "last_change": last_change},
+            Check(value, residual, now),
+            Status.SETTLED if held and (same or flat) else None,
         )
-        return state, Check(value, residual, now), Status.SETTLED if held and (same or flat) else None
 
-    state, status = iterate(EntropicState, step, begin, loop, options.stopping.max_iter)
-    return Solution.of(state, status, loop.history)
+    first = start.coupling() if start.cost is None else None
+    begin = partial(EntropicState, warm_start=start, coupling=first, next=start.cost)
+    return iterate_linearizations(EntropicState, begin, follow, gradient, start, inner, options, loop)
 
 
 def refine_by_newton(
@@ -226,10 +251,9 @@ def refine_by_newton(
         return descend(gradient, start, inner, options, loop)
     value = history.cost[-1] if history.cost else float("nan")
 
-    def step(state: EntropicState) -> tuple[EntropicState, Check, Status | None]:
-        cost, y = state.next, state.origin
+    def follow(state: EntropicState, found: InnerSolution, now: float) -> tuple[dict[str, Any], Check, Status | None]:
+        cost, y = found.warm_start.cost, state.origin
         assert cost is not None
-        found = inner.solve_linearization(cost, model.epsilon, state.warm_start)
         curvature = Curvature(quadratic, model, level_of(cost, model), whole)
         rows, columns = model.marginals_of(found.coupling)
         read = curvature.compress_coupling(found.coupling, rows, columns)
@@ -247,12 +271,11 @@ def refine_by_newton(
             else:
                 y = read.clone()  # what is stored is overwritten by the next solve
             following = _cost(curvature, gradient, y)
-        state = advance(state, found, next=following, origin=y, last_change=change)
-        return state, Check(value, change, model.epsilon), Status.SETTLED if settled else None
+        status = Status.SETTLED if settled else None
+        return {"next": following, "origin": y, "last_change": change}, Check(value, change, now), status
 
-    begin = EntropicState(warm_start=start, next=start.cost, last_change=float("inf"))
-    state, status = iterate(EntropicState, step, lambda: begin, loop)
-    return Solution.of(state, status, history)
+    begin = partial(EntropicState, warm_start=start, next=start.cost)
+    return iterate_linearizations(EntropicState, begin, follow, None, start, inner, options, loop)
 
 
 def _cost(curvature: Curvature, gradient: Gradient, y: Tensor) -> FactoredCost:
