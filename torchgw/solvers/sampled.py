@@ -73,18 +73,17 @@ def solve_by_sampling(
     stopping, few, loop = options.stopping, options.sinkhorn, Loop(watch, History(), options.stopping.max_iter)
     few = replace(few, tol=LOOP_TOLERANCE * few.tol, relaxation=1.0, exact_max_iter=max(few.max_iter, 2))
     inner = StoredSolver(kernel, model, few, rounded=False)
-    held = model.has_hard_marginals
 
     def begin() -> SampledState:
-        first = start.with_row_sums(model.logs[0].to(start.f.dtype)) if held else start
-        plan, memory = first.coupling(), memory_of(gradient)
-        sums = None if held else model.marginals_of(plan)
-        return SampledState(warm_start=first, coupling=plan, marginals=sums, sampler=memory)
+        first = start.with_row_sums(model.logs[0].to(start.f.dtype)) if model.has_hard_marginals else start
+        plan = first.coupling()
+        sums = None if model.has_hard_marginals else model.marginals_of(plan)
+        return SampledState(warm_start=first, coupling=plan, marginals=sums, sampler=memory_of(gradient))
 
     def follow(
         state: SampledState, found: InnerSolution, now: float
     ) -> tuple[dict[str, Any], Check | None, Status | None]:
-        n_iter, sums = state.n_iter + 1, None if held else model.marginals_of(found.coupling)
+        n_iter, sums = state.n_iter + 1, None if model.has_hard_marginals else model.marginals_of(found.coupling)
         more: dict[str, Any] = {"sampler": memory_of(gradient), "marginals": sums}
         if n_iter % stopping.check_every and n_iter < stopping.max_iter:
             return more, None, None
