@@ -12,8 +12,8 @@ That rules out torch's powers: whole runs of registers and what is left over at 
 functions that differ in the last bit. So do those of exp2, but a kernel has a multiple of 256 entries, which leaves
 nothing over; log, log2 and exp fill up the last register, and everything else here is rounded exactly.
 
-The same linearisation and scaling as in `torchgw.objective.exact` and `torchgw.sinkhorn.scaling`, written here and in
-`torchgw.kernels.small_transport` for these rules alone.
+The same linearisation, scaling and steps as in `torchgw.objective.exact`, `torchgw.sinkhorn.scaling` and
+`torchgw.solvers.entropic.take_steps`, written here and in `torchgw.kernels.small_transport` for these rules alone.
 
 Sources: G. Peyre, M. Cuturi, J. Solomon, "Gromov-Wasserstein averaging of kernel and distance matrices", 2016;
 over-relaxation: A. Thibault, L. Chizat, C. Dossal, N. Papadakis, "Overrelaxed Sinkhorn-Knopp algorithm", 2017.

@@ -29,9 +29,10 @@ from torchgw.runtime.threads import threads_for
 from torchgw.runtime.transfer import to_device, to_host
 from torchgw.search.initial_guesses import SHARPNESS, draw_ahead, draw_random_plans, make_start_costs
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.sinkhorn.loop import interpolate_epsilon, rescale
+from torchgw.sinkhorn.loop import interpolate_epsilon
 from torchgw.sinkhorn.scaling import solve_plans
 from torchgw.sinkhorn.sides import MarginalConstraint
+from torchgw.solvers.entropic import take_steps
 from torchgw.spaces.coarsening import KINDS, Coarsening, choose_landmarks, coverage, unlikeness
 from torchgw.types import DistanceProvider
 
@@ -131,11 +132,17 @@ class LandmarkProblem:
         p, q = self.shares
         return p[:, None] * q
 
-    def linearise_plans(self, plans: Tensor, epsilon: Tensor) -> tuple[Tensor, MarginalConstraint, MarginalConstraint]:
-        """Scores (B, L, L') of plans at temperatures (B,), and the sides that belong to them."""
+    def linearise_plans(
+        self, plans: Tensor, epsilon: Tensor, f: Tensor, g: Tensor
+    ) -> tuple[Tensor, MarginalConstraint, MarginalConstraint, Tensor, Tensor]:
+        """Scores (B, L, L') of plans at temperatures (B,), the sides that belong to them, and warm potentials, from the
+        sums of the plans where marginals may give way."""
         marginals = self.model.masses if self.model.has_hard_marginals else (plans.sum(-1), plans.sum(-2))
         cost = linearise(self.model, self.loss.cost(plans, *marginals), self.linear, plans, marginals)
-        return cost.stored_score(epsilon), *self.model.make_constraints(epsilon, cost, plans.dtype)
+        row, column = self.model.make_constraints(epsilon, cost, plans.dtype)
+        if not self.model.has_hard_marginals:
+            f, g = row.potential_from_sums(marginals[0], f), column.potential_from_sums(marginals[1], g)
+        return cost.stored_score(epsilon), row, column, f, g
 
     def solve_plans(
         self, score: Tensor, row: MarginalConstraint, column: MarginalConstraint, f: Tensor, g: Tensor, n_iter: int
@@ -333,21 +340,11 @@ def batch_without_potentials(problem: LandmarkProblem, plans: Tensor) -> Batch:
     return Batch(plans, f, g, plans.new_ones(len(plans)))
 
 
-@as_cuda_graph()
 def anneal_batch(problem: LandmarkProblem, batch: Batch, levels: Tensor, n_outer: int, n_inner: int) -> Batch:
-    """``n_outer`` linearisations at each temperature (m,) or (m, B), each with ``n_inner`` Sinkhorn iterations."""
-    log_p, log_q = problem.model.logs
-    for level in levels:
-        epsilon, plan = level.expand_as(batch.epsilon), batch.plan
-        ratio = (batch.epsilon / epsilon)[:, None]
-        f, g = rescale(batch.f, log_p, ratio), rescale(batch.g, log_q, ratio)
-        for _ in range(n_outer):
-            score, row, column = problem.linearise_plans(plan, epsilon)
-            if not problem.model.has_hard_marginals:
-                f, g = row.potential_from_sums(plan.sum(-1), f), column.potential_from_sums(plan.sum(-2), g)
-            plan, f, g = problem.solve_plans(score, row, column, f, g, n_inner)
-        batch = Batch(plan, f, g, epsilon)
-    return batch
+    """Plans at temperatures (m,) or (m, B) in turn; see `torchgw.solvers.entropic.take_steps`."""
+    each = levels.view(len(levels), -1).expand(-1, len(batch.plan))
+    solvers = problem.linearise_plans, problem.solve_plans
+    return Batch(*take_steps(*solvers, batch, each, problem.model.logs, n_outer, n_inner))
 
 
 class GroupLabels(NamedTuple):

@@ -35,7 +35,7 @@ from torchgw.search.anneal import (
     compute_product_energy,
     cool_basins,
 )
-from torchgw.sinkhorn.loop import interpolate_epsilon
+from torchgw.solvers.entropic import epsilon_levels
 
 CROSSED = "mean of two ends"
 PARENTS, ROUNDS, STALE, FALL = 20, 10, 2, 0.001
@@ -117,7 +117,7 @@ def cross_basins(
     """The distinct optima that crossing leads to from plans (B, L, L') between landmarks, lowest energy first, at most
     ``n_kept``. The plans are written over. No start led to any of these optima, so their counts are zero."""
     unit, mass = float(compute_product_energy(problem.without_rows)), problem.x.mass
-    levels = [max(interpolate_epsilon(HOT, COLD, level / (LEVELS - 1)) * unit, epsilon) for level in range(LEVELS)]
+    levels = [max(level, epsilon) for level in epsilon_levels(unit, HOT, COLD, LEVELS)]
     together = max(MOST_ENTRIES // plans[0].numel(), 1)
 
     def anneal_to_entrants(plans: Tensor, levels: list[float]) -> list[AnnealedEntrant]:

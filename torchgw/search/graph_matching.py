@@ -6,6 +6,9 @@ with beta rising: deterministic annealing of soft matches. It begins with the pa
 their signatures; then any pair counts whose neighbours are matched, so that matches percolate from the right seeds, and
 wrong ones are outvoted. In the end pairs that agree best on both sides propose each other, and the others are left out.
 
+`torchgw.solvers.entropic` cannot take these steps: T has few entries, other ones at each step, and beta rises when the
+agreement stalls instead of in prescribed steps.
+
 Sources: S. Gold, A. Rangarajan, "A graduated assignment algorithm for graph matching", 1996; L. Yartseva, M.
 Grossglauser, "On the performance of percolation graph matching", 2013; L. Yu, J. Xu, X. Lin, "Graph matching with
 partially-correct seeds", 2021.

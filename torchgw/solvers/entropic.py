@@ -2,8 +2,10 @@
 
     T <- argmin <C(T), S> + epsilon KL(S | R),    over the plans S of the model
 
-R is the product p q^T of the masses for the fixed-point iteration (`descend`) and for Newton's method on it
-(`refine_by_newton`); for proximal point steps it is T itself (`proximal_steps`).
+R is the product p q^T of the masses for the fixed-point iteration (`descend`), for Newton's method on it
+(`refine_by_newton`) and with a sampled gradient (`torchgw.solvers.sampled`): one loop, `iterate_linearizations`, runs
+these until they settle. A batch of plans takes a prescribed number of steps, by `take_steps`, with R = p q^T between
+landmarks (`torchgw.search.anneal`), or with R = T, which are proximal point steps (`proximal_steps`).
 
     cost C(T) -> score -C / epsilon -> Sinkhorn scaling from the last potentials -> T, rounded onto its marginals
 
@@ -35,8 +37,10 @@ Y. Xie, X. Wang, R. Wang, H. Zha, "A fast proximal point method for computing ex
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -58,6 +62,7 @@ from torchgw.objective.curvature import Curvature, level_of
 from torchgw.objective.exact import ExactGradient
 from torchgw.objective.linearise import Gradient, ModelGradient, evaluate, gradient_of, linearise
 from torchgw.objective.model import Model, mean_cost
+from torchgw.objective.sampled import restore_memory
 from torchgw.options import GWOptions, SinkhornOptions
 from torchgw.persist.watch import Watch
 from torchgw.runtime.cuda_graphs import as_cuda_graph
@@ -65,7 +70,7 @@ from torchgw.runtime.scratch import own
 from torchgw.runtime.transfer import AsyncNumbers
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.sinkhorn.implicit import Response
-from torchgw.sinkhorn.loop import anneal_epsilon, epsilon_at, interpolate_epsilon
+from torchgw.sinkhorn.loop import anneal_epsilon, interpolate_epsilon, rescale
 from torchgw.solvers.inner import InnerSolution, InnerSolver, StoredSolver, as_graph_numbers
 from torchgw.solvers.iterate import Check, Loop, iterate
 from torchgw.solvers.solution import EntropicState, Solution
@@ -93,10 +98,52 @@ ITERATIONS = 5
 NOISE = 0.1  # of the logarithms of the first plan, which otherwise has every symmetry of both spaces, and keeps it
 
 
-def advance(state: StateT, found: InnerSolution, **more: Any) -> StateT:
-    """The state after a linear problem that was solved, with what else changes."""
-    more |= {"n_iter": state.n_iter + 1, "n_iter_sinkhorn": state.n_iter_sinkhorn + found.n_iter}
-    return replace(state, warm_start=found.warm_start, coupling=found.coupling, **more)
+def iterate_linearizations(
+    kind: type[StateT],
+    begin: Callable[[], StateT],
+    follow: Callable[[StateT, InnerSolution, float], tuple[dict[str, Any], Check | None, Status | None]],
+    gradient: Gradient | None,
+    start: WarmStart,
+    inner: InnerSolver,
+    options: GWOptions,
+    loop: Loop,
+) -> Solution:
+    """The loop from ``start``, in its dtype, to the epsilon of the inner solver's model.
+
+    A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
+    iteration.
+
+    Parameters
+    ----------
+    kind, begin : of its states, as `iterate` takes them.
+    follow : what else changes in a state when a problem was solved at an epsilon, the check, and why the loop ends.
+    gradient : the cost at a plan; None where ``follow`` always gives the next one.
+    inner : solves the transport problems, and says what memory that takes.
+    """
+    assert loop.max_iter is not None
+    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, loop.max_iter - 1))
+
+    def step(state: StateT) -> tuple[StateT, Check | None, Status | None]:
+        epsilon = anneal_epsilon(state.n_iter, inner.model.epsilon, start.epsilon, annealing)
+        cost, warm = state.next, replace(state.warm_start, epsilon=state.warm_start.epsilon or epsilon)
+        if cost is None:
+            assert gradient is not None
+            assert state.coupling is not None
+            restore_memory(gradient, state.sampler)
+            cost = gradient(state.coupling, inner.model.masses_in(warm.f.dtype)[0])
+        found = inner.solve_linearization(cost, epsilon, warm, state.marginals, gradient)
+        more, check, status = follow(state, found, epsilon)
+        state = replace(
+            state,
+            n_iter=state.n_iter + 1,
+            n_iter_sinkhorn=state.n_iter_sinkhorn + found.n_iter,
+            warm_start=found.warm_start,
+            coupling=found.coupling,
+            **more,
+        )
+        return state, check, status
+
+    return Solution.of(*iterate(kind, step, begin, loop, options.stopping.max_iter), loop.history)
 
 
 def step_between(last: EntropicState, solution: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -122,40 +169,25 @@ def descend(
     resolved: bool = False,
     metric: bool = True,
 ) -> Solution:
-    """Run from ``start``, in its dtype, with the gradient of the objective of the inner solver's model, at its epsilon.
+    """The fixed-point iteration, with the gradient of the inner solver's model; see `iterate_linearizations`.
 
-    A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon, halved at each
-    iteration. ``inner`` solves the transport problems and says what memory that takes. ``by_value`` ends it when the
-    objective is still, wherever the potentials are. Between spaces that are not ``metric`` two plans may be each
-    other's answer.
+    ``by_value`` ends it when the objective is still, wherever the potentials are. Between spaces that are not
+    ``metric`` two plans may be each other's answer.
 
     Raises
     ------
     FloatingPointError
         Where potentials must be ``resolved``, when they are no numbers, or too large to make a plan of in the end.
     """
-    assert loop.max_iter is not None
     model, epsilon = inner.model, inner.model.epsilon
     dtype, plan_tol = start.f.dtype, options.stopping.plan_tol
-    row, column = (mass.to(dtype) for mass in model.masses)
-    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, loop.max_iter - 1))
+    row, column = model.masses_in(dtype)
     # Between plans with the same marginals the quadratic part of a squared loss is concave, and whole steps descend.
     damps = not (model.has_hard_marginals and model.loss is SQUARE and metric)
     evaluates = damps or isinstance(gradient, ModelGradient)
     nothing = row.new_zeros(())
 
-    def begin() -> EntropicState:
-        cost = gradient(start.coupling(), row) if start.cost is None else start.cost
-        first = start.epsilon or epsilon_at(0, epsilon, annealing)
-        return EntropicState(warm_start=WarmStart(cost, start.f, start.g, first), next=cost)
-
-    def step(state: EntropicState) -> tuple[EntropicState, Check, Status | None]:
-        cost = state.next
-        if cost is None:
-            assert state.coupling is not None
-            cost = gradient(state.coupling, row)
-        now = anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing)
-        found = inner.solve_linearization(cost, now, state.warm_start, state.marginals, gradient)
+    def follow(state: EntropicState, found: InnerSolution, now: float) -> tuple[dict[str, Any], Check, Status | None]:
         at, ahead, told = found.coupling, found.next_cost, found.host_numbers
         origin, direction, length, marginals = None, None, None, None
         unread = [each for each in (found.residual, found.warm_residual) if isinstance(each, Tensor)]
@@ -193,14 +225,19 @@ def descend(
         last_change = max(warm_residual, changed)
         same = by_value or (moved <= SWAPPED and last_change <= CHANGE_TOLERANCE * options.sinkhorn.tol * share)
         held = now == epsilon and len(values) > 1 and abs(values[-2] - value) <= still
-        between = {"origin": origin, "direction": direction, "length": length}
-        state = advance(
-            state, found, next=ahead, values=values, marginals=marginals, last_change=last_change, **between
-        )
-        return state, Check(value, residual, now), Status.SETTLED if held and (same or flat) else None
+        more = {
+            "next": ahead,
+            "origin": origin,
+            "direction": direction,
+            "length": length,
+            "values": values,
+            "marginals": marginals,
+            "last_change": last_change,
+        }
+        return more, Check(value, residual, now), Status.SETTLED if held and (same or flat) else None
 
-    state, status = iterate(EntropicState, step, begin, loop, options.stopping.max_iter)
-    return Solution.of(state, status, loop.history)
+    begin = partial(EntropicState, warm_start=start, coupling=None if start.cost else start.coupling(), next=start.cost)
+    return iterate_linearizations(EntropicState, begin, follow, gradient, start, inner, options, loop)
 
 
 def refine_by_newton(
@@ -219,10 +256,9 @@ def refine_by_newton(
         return descend(gradient, start, inner, options, loop)
     value = history.cost[-1] if history.cost else float("nan")
 
-    def step(state: EntropicState) -> tuple[EntropicState, Check, Status | None]:
-        cost, y = state.next, state.origin
+    def follow(state: EntropicState, found: InnerSolution, now: float) -> tuple[dict[str, Any], Check, Status | None]:
+        cost, y = found.warm_start.cost, state.origin
         assert cost is not None
-        found = inner.solve_linearization(cost, model.epsilon, state.warm_start)
         curvature = Curvature(quadratic, model, level_of(cost, model), whole)
         rows, columns = model.marginals_of(found.coupling)
         read = curvature.compress_coupling(found.coupling, rows, columns)
@@ -240,12 +276,11 @@ def refine_by_newton(
             else:
                 y = read.clone()  # what is stored is overwritten by the next solve
             following = _cost(curvature, gradient, y)
-        state = advance(state, found, next=following, origin=y, last_change=change)
-        return state, Check(value, change, model.epsilon), Status.SETTLED if settled else None
+        more = {"next": following, "origin": y, "last_change": change}
+        return more, Check(value, change, now), Status.SETTLED if settled else None
 
-    begin = EntropicState(warm_start=start, next=start.cost, last_change=float("inf"))
-    state, status = iterate(EntropicState, step, lambda: begin, loop)
-    return Solution.of(state, status, history)
+    begin = partial(EntropicState, warm_start=start, next=start.cost)
+    return iterate_linearizations(EntropicState, begin, follow, None, start, inner, options, loop)
 
 
 def _cost(curvature: Curvature, gradient: Gradient, y: Tensor) -> FactoredCost:
@@ -265,14 +300,17 @@ def with_tolerance(options: GWOptions, tol: float, plan: BlockCoupling, model: M
     `torchgw.sinkhorn.implicit`."""
     stiffness, total = marginal_stiffness(plan.marginal(1), plan.marginal(0), model)
     relaxation = Response(plan, stiffness, model.epsilon, total, n_lanczos=LANCZOS_STEPS).relaxation
-    sinkhorn: SinkhornOptions = replace(
-        options.sinkhorn,
-        tol=tol,
-        exact_max_iter=MOST_INNER,
-        final_max_iter=max(options.sinkhorn.final_max_iter, 5 * MOST_INNER),
-        relaxation=min(max(relaxation, LEAST_RELAXATION), MOST_RELAXATION),
+    return replace(
+        options,
+        sinkhorn=replace(
+            options.sinkhorn,
+            tol=tol,
+            exact_max_iter=MOST_INNER,
+            final_max_iter=max(options.sinkhorn.final_max_iter, 5 * MOST_INNER),
+            relaxation=min(max(relaxation, LEAST_RELAXATION), MOST_RELAXATION),
+        ),
+        stopping=replace(options.stopping, plan_tol=0.0),
     )
-    return replace(options, sinkhorn=sinkhorn, stopping=replace(options.stopping, plan_tol=0.0))
 
 
 def marginal_stiffness(
@@ -321,18 +359,53 @@ def proximal_steps(
 ) -> Tensor:
     """The exponents of the plans (B, N, K) that a step at each of ``epsilons`` leads to from plans 2^``exponents``;
     masses p (N,), q (K,) of sum one."""
-    log_p, log_q, (_, n, k) = p.log2(), q.log2(), exponents.shape
-    solve = small_transport.choose("auto", Workload(p.device, p.dtype, (k, n))).function.solve
     # Transposed problems take the last column potentials first.
-    plans, turned, g = flush_small(exponents.exp2()), exponents.mT.contiguous(), torch.zeros_like(exponents[:, 0])
-    for epsilon in epsilons:
-        if watch.should_skip() or epsilon <= 0:
-            break
-        turned += score(plans, epsilon).mT
-        found, g, f = solve(turned, log_q, log_p, g, g, ITERATIONS)
-        turned.add_(g[:, :, None]).add_(f[:, None, :])
-        plans = found.mT
+    sides, turned = (q.log2(), p.log2()), exponents.mT.contiguous()
+    solve = small_transport.choose("auto", Workload(p.device, p.dtype, (len(q), len(p)))).function.solve
+    take_steps(
+        lambda plans, epsilon, *warm: (score(plans.mT, epsilon).mT, *sides, *warm),
+        solve,
+        (flush_small(exponents.exp2()).mT, torch.zeros_like(turned[:, :, 0]), torch.zeros_like(turned[:, 0]), 1.0),
+        itertools.takewhile(lambda epsilon: epsilon > 0 and not watch.should_skip(), epsilons),
+        turned,
+        1,
+        ITERATIONS,
+    )
     return turned.mT
+
+
+def take_steps(
+    linearise: Callable[..., tuple[Any, ...]],
+    solve: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    batch: tuple[Tensor, Tensor, Tensor, Any],
+    levels: Iterable[Any],
+    reference: tuple[Tensor, Tensor] | Tensor,
+    n_outer: int,
+    n_inner: int,
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """Plans (B, N, K), their base-2 potentials (B, N), (B, K) and epsilon after ``n_outer`` linearisations at each
+    epsilon, () or (B,), each with ``n_inner`` Sinkhorn iterations.
+
+    Parameters
+    ----------
+    linearise : score, sides and warm potentials of plans, an epsilon and the last potentials.
+    solve : plans and potentials of these, in so many iterations.
+    batch : what the steps begin from.
+    reference : base-2 logarithms of R: those of the masses (N,), (K,) for p q^T, which rescale warm potentials to each
+        epsilon; or those of T (B, N, K), which gather scores and potentials, so that the next are like the last.
+    """
+    plan, f, g, last = batch
+    for epsilon in levels:
+        if isinstance(reference, tuple):
+            f, g = (rescale(side, log, (last / epsilon)[:, None]) for side, log in zip((f, g), reference, strict=True))
+        for _ in range(n_outer):
+            score, *rest = linearise(plan, epsilon, f, g)
+            score = reference.add_(score) if isinstance(reference, Tensor) else score
+            plan, f, g = solve(score, *rest, n_inner)
+            if isinstance(reference, Tensor):
+                reference.add_(f[:, :, None]).add_(g[:, None, :])
+        last = epsilon
+    return plan, f, g, last
 
 
 def product_energy(gradient: Gradient, p: Tensor, q: Tensor) -> Tensor:
@@ -352,8 +425,7 @@ def finish(solution: Solution, epsilon: float, model: Model, kernel: Kernel, opt
     FloatingPointError
         When the potentials are so large that float64 cannot add them up to exact marginals.
     """
-    start = solution.warm_start
-    assert start is not None
+    start = solution.next_start
     assert start.cost is not None
     cost, wide = start.cost, start.to(torch.float64)
     low_rank = cost.extra is None and cost.U.shape[1] < min(len(model.p), len(model.q)) // 2

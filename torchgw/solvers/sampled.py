@@ -1,4 +1,4 @@
-"""The entropic descent with a sampled gradient: the step of `torchgw.solvers.entropic`, with another end.
+"""The entropic descent with a sampled gradient: the loop of `torchgw.solvers.entropic`, with another end.
 
     anchors ~ T -> cost C(T) -> score -C / epsilon -> few Sinkhorn iterations from the last potentials -> T
 
@@ -9,7 +9,7 @@ the loop ends at a plateau of the smoothed cost, or when the plan no longer move
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,13 @@ from torchgw.diagnostics.status import History, Status
 from torchgw.kernels.kernel import Kernel
 from torchgw.objective.linearise import Gradient
 from torchgw.objective.model import Model
-from torchgw.objective.sampled import Memory, memory_of, restore_memory
+from torchgw.objective.sampled import memory_of
 from torchgw.options import GWOptions, StoppingOptions
 from torchgw.persist.codec import storable
 from torchgw.persist.watch import Watch
-from torchgw.sinkhorn.loop import anneal_epsilon, epsilon_at
-from torchgw.solvers.entropic import advance
-from torchgw.solvers.inner import StoredSolver
-from torchgw.solvers.iterate import Check, Loop, iterate
+from torchgw.solvers.entropic import iterate_linearizations
+from torchgw.solvers.inner import InnerSolution, StoredSolver
+from torchgw.solvers.iterate import Check, Loop
 from torchgw.solvers.solution import EntropicState, Solution
 from torchgw.solvers.warm_start import WarmStart
 
@@ -51,12 +50,10 @@ class Plateau(NamedTuple):
 class SampledState(EntropicState):
     """Where the sampled loop stands.
 
-    sampler : anchors and averaged costs that the gradient goes on from.
     plateau : the smoothed cost since epsilon is the one asked for.
     checked : the plan (N, K) of the last check, None before the first.
     """
 
-    sampler: Memory
     plateau: Plateau = field(default_factory=Plateau)
     checked: Tensor | None = None
 
@@ -73,41 +70,37 @@ def solve_by_sampling(
     A start whose potentials belong to no epsilon is annealed from above, any other from its own epsilon.
     O(N K) memory for the score, the plan and that of the last check, O(N K (M + inner iterations)) work per iteration.
     """
-    stopping, history, epsilon, few = options.stopping, History(), model.epsilon, options.sinkhorn
+    stopping, few, loop = options.stopping, options.sinkhorn, Loop(watch, History(), options.stopping.max_iter)
     few = replace(few, tol=LOOP_TOLERANCE * few.tol, relaxation=1.0, exact_max_iter=max(few.max_iter, 2))
     inner = StoredSolver(kernel, model, few, rounded=False)
-    annealing = replace(options.annealing, n_iter=min(options.annealing.n_iter, stopping.max_iter - 1))
-    row = model.p.to(start.f.dtype)
 
     def begin() -> SampledState:
-        first = start.with_row_sums(model.logs[0].to(row.dtype)) if model.has_hard_marginals else start
-        end = replace(first, epsilon=first.epsilon or epsilon_at(0, epsilon, annealing))
-        return SampledState(warm_start=end, coupling=first.coupling(), sampler=memory_of(gradient))
+        first = start.with_row_sums(model.logs[0].to(start.f.dtype)) if model.has_hard_marginals else start
+        plan = first.coupling()
+        sums = None if model.has_hard_marginals else model.marginals_of(plan)
+        return SampledState(warm_start=first, coupling=plan, marginals=sums, sampler=memory_of(gradient))
 
-    def step(state: SampledState) -> tuple[SampledState, Check | None, Status | None]:
-        assert state.coupling is not None
-        now, sums = anneal_epsilon(state.n_iter, epsilon, start.epsilon, annealing), None
-        restore_memory(gradient, state.sampler)
-        cost = gradient(state.coupling, row)
-        if not model.has_hard_marginals:
-            sums = model.marginals_of(state.coupling)
-        found = inner.solve_linearization(cost, now, state.warm_start, sums)
-        state = advance(state, found, sampler=memory_of(gradient))
-        if state.n_iter % stopping.check_every and state.n_iter < stopping.max_iter:
-            return state, None, None
+    def follow(
+        state: SampledState, found: InnerSolution, now: float
+    ) -> tuple[dict[str, Any], Check | None, Status | None]:
+        n_iter, sums = state.n_iter + 1, None if model.has_hard_marginals else model.marginals_of(found.coupling)
+        more: dict[str, Any] = {"sampler": memory_of(gradient), "marginals": sums}
+        if n_iter % stopping.check_every and n_iter < stopping.max_iter:
+            return more, None, None
         plan = found.coupling.to_dense()
         last = torch.zeros_like(plan) if state.checked is None else state.checked
         unread = found.host_numbers[0], (plan - last).abs().sum(), found.residual
         numbers = [torch.as_tensor(each, dtype=torch.float64, device=plan.device) for each in unread]
         value, changed, residual = torch.stack(numbers).tolist()
         plateau, status = state.plateau, None
-        if now == epsilon and (start.epsilon is not None or state.n_iter > annealing.n_iter):
+        annealed = start.epsilon is not None or n_iter > min(options.annealing.n_iter, stopping.max_iter - 1)
+        if now == model.epsilon and annealed:
             plateau = update_plateau(plateau, value, stopping)
-            status = stopping_status(state.n_iter, plateau, changed / stopping.check_every, stopping)
-        return replace(state, plateau=plateau, checked=last.copy_(plan)), Check(value, residual, now), status
+            status = stopping_status(n_iter, plateau, changed / stopping.check_every, stopping)
+        more |= {"plateau": plateau, "checked": last.copy_(plan)}
+        return more, Check(value, residual, now), status
 
-    state, status = iterate(SampledState, step, begin, Loop(watch, history, stopping.max_iter))
-    return Solution.of(state, status, history)
+    return iterate_linearizations(SampledState, begin, follow, gradient, start, inner, options, loop)
 
 
 def update_plateau(plateau: Plateau, cost: float, options: StoppingOptions) -> Plateau:

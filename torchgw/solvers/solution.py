@@ -14,6 +14,7 @@ from torchgw.diagnostics.evidence import Basin, Certificate, EpsilonStep, Rung
 from torchgw.diagnostics.status import History, Status
 from torchgw.objective.certify import Objective
 from torchgw.objective.model import Values
+from torchgw.objective.sampled import Memory
 from torchgw.persist.codec import storable
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.iterate import State
@@ -36,6 +37,7 @@ class EntropicState(State):
     length : s () of that step.
     values : objective of each of the last iterations.
     marginals : row and column sums (N,), (K,) of the plan that ``next`` was taken at, where they may give way.
+    sampler : anchors and averaged costs that a sampled gradient goes on from.
     """
 
     warm_start: WarmStart
@@ -47,6 +49,7 @@ class EntropicState(State):
     length: Tensor | None = None
     values: tuple[float, ...] = ()
     marginals: tuple[Tensor, Tensor] | None = None
+    sampler: Memory = None
 
 
 @storable
