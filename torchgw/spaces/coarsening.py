@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from torchgw.persist.codec import storable
 from torchgw.runtime.cuda_graphs import as_cuda_graph
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.runtime.transfer import to_device, to_host
+from torchgw.spaces.farthest import farthest_in_turn
 from torchgw.spaces.precomputed import PrecomputedDistances
 from torchgw.spaces.scale import without_scale
 from torchgw.types import DistanceProvider
@@ -274,18 +276,18 @@ def _choose_medoids(
     if len(mass) <= count:
         every = torch.arange(len(mass), device=mass.device)
         return every, space.rows(every)
-    if draws is None and first is None:
-        first = mass.argmax()
-        for _ in range(2):
-            first = space.rows(first[None])[0].argmax()
+    if draws is None:
+        if first is None:
+            first = mass.argmax()
+            for _ in range(2):
+                first = space.rows(first[None])[0].argmax()
+        index, found = zip(*islice(farthest_in_turn(space.rows, first[None]), count), strict=True)
+        return torch.cat(index), torch.cat(found)
     chosen, rows, nearest = mass.new_empty(0, dtype=torch.int64), list[Tensor](), torch.full_like(mass, torch.inf)
     while len(chosen) < count:
-        if draws is None:
-            new = nearest.argmax(0, keepdim=True) if rows or first is None else first[None]
-        else:
-            left = mass.index_fill(0, chosen, 0.0)
-            weight = left * nearest.clamp_min(0.0).square() if rows else mass
-            new = _draw_distinct(draws[len(rows)], weight, left, min(-(-count // len(draws)), count - len(chosen)))
+        left = mass.index_fill(0, chosen, 0.0)
+        weight = left * nearest.clamp_min(0.0).square() if rows else mass
+        new = _draw_distinct(draws[len(rows)], weight, left, min(-(-count // len(draws)), count - len(chosen)))
         rows.append(space.rows(new))
         chosen, nearest = torch.cat((chosen, new)), torch.minimum(nearest, rows[-1].amin(0)).index_fill(0, new, -1.0)
     return chosen, torch.cat(rows)
