@@ -27,7 +27,7 @@ from torch import Tensor
 
 from torchgw.kernels.sampling import draw
 from torchgw.search.initial_guesses import compute_profiles, leading_modes
-from torchgw.spaces.coarsening import Cells
+from torchgw.spaces.coarsening import Cells, Coarsening
 from torchgw.types import Array
 
 CELLS = (32, 80, 144)
@@ -154,16 +154,15 @@ def _make_levels(D: Tensor, p: Tensor, metric: bool) -> list[Level]:
     found, before = [], torch.zeros(n, dtype=torch.int64)
     for wanted in (*CELLS, n):
         whole = tree is None or n <= WORTHWHILE * wanted
-        label = torch.arange(n) if whole else torch.from_numpy(fcluster(tree, wanted, "maxclust").astype(np.int64) - 1)
-        cells = Cells(label, int(label.max()) + 1)
-        to_cells = D if whole else cells.means(D, p).T
-        between = D if whole else cells.means(to_cells, p)
-        mass, parent = cells.sums(p), torch.zeros(cells.count, dtype=torch.int64)
-        parent[label] = before
-        share = mass / Cells(parent, cells.count).sums(mass)[parent]
-        spread = float((p[:, None] * (to_cells - between[label]).square() * mass).sum().sqrt())
-        found.append(Level(cells.count, spread, between, mass, parent, share))
-        before = label
+        cells = Coarsening.of_points(D, p)
+        if not whole:
+            cells = Coarsening.of_means(Cells.of(torch.from_numpy(fcluster(tree, wanted, "maxclust"))), D, p)
+        parent = torch.zeros(cells.count, dtype=torch.int64)
+        parent[cells.label] = before
+        share = cells.mass / Cells(parent, cells.count).sums(cells.mass)[parent]
+        spread = float(cells.square_error(p).sqrt())
+        found.append(Level(cells.count, spread, cells.distances, cells.mass, parent, share))
+        before = cells.label
     return found
 
 

@@ -63,9 +63,13 @@ class ControlledSpace:
 
     def coarsen(self, cells: Cells) -> Coarsening:
         """The coarsening to these cells, with means of the factors where the space has its own; elsewhere with medoids,
-        and the distances between these where they are few."""
+        and the distances between these where they are few.
+
+        Unlike in `Coarsening.means_suffice` nothing is measured: a linearised cost is exact with means of factors,
+        whatever cells lose of the variance of distances, and without factors all N^2 distances would be averaged.
+        """
         F, signs, _ = self.control
-        means, medoids = _means_and_medoids(cells, F, self.mass, self.ranks)
+        means, medoids = cells.means_and_medoids(F, self.mass, self.ranks)
         space: DistanceProvider | None = None
         if self.exact:
             space = FactoredDistances.of(means, signs, self.space.scale)
@@ -73,13 +77,6 @@ class ControlledSpace:
             D = torch.cat([self.space.rows(part)[:, medoids] for part in parts(medoids, len(F), 2**26)])
             space = PrecomputedDistances.stored_matrix((D + D.T) / 2, self.space.scale)
         return Coarsening(cells.label, cells.count, cells.sums(self.mass), medoids, means, space)
-
-
-@as_cuda_graph()
-def _means_and_medoids(cells: Cells, F: Tensor, mass: Tensor, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The mean (n, r) of the factors of each cell, and the point (n,) nearest to it."""
-    means = cells.means(F, mass, ranks)
-    return means, cells.nearest(F, means, ranks)
 
 
 @as_cuda_graph()

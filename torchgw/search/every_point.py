@@ -26,7 +26,6 @@ from torchgw.objective.exact import ExactGradient, mean_squares, product
 from torchgw.options import CoarseOptions
 from torchgw.problem.problem import StoredProblem
 from torchgw.runtime.threads import threads_for
-from torchgw.runtime.transfer import to_host
 from torchgw.search.anneal import (
     NEAR,
     CoarseBasin,
@@ -41,8 +40,7 @@ from torchgw.search.full_starts import FEW_PAIRS
 from torchgw.search.lift import lift, lift_to_points
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, conditional_gradient
 from torchgw.solvers.iterate import Loop
-from torchgw.spaces import PrecomputedDistances
-from torchgw.spaces.coarsening import Cells, Coarsening, bisect, coarsen_plan
+from torchgw.spaces.coarsening import Cells, Coarsening, bisect, coarsen_plan, refine_cells
 from torchgw.types import DistanceProvider
 
 KEPT = 8
@@ -53,12 +51,9 @@ CELLS, RACED = 128, 4
 COMPARED_PAIRS, FINER, FINER_STEPS = 1_000_000, 512, 2
 AS_LOW, MOST_NEAR = 1.005, 2  # of the lowest between finer cells; of those how many are gone on from
 CELLS_PAIRS = 16_000_000  # 31 points to a cell: beyond, nothing was tried
-# Of the variance of distances, within cells: of clouds in R^3 4 %, in R^10 13 to 35 %, in R^20 43 %, from where the
-# right basin is lost now and then (measured), in R^50 and R^200 50 and 60 %; of hop counts up to 31 %.
-MOST_LOST = 1 / 3
 DOUBT = 1.25  # of the lowest energy between cells: others within it leave a doubt, and are crossed
 ROUGH, STEPS = 1e-4, 40  # of conditional gradients between cells: gap over value, and how many
-PROBES, ROUNDS = 128, 10  # random sums of distances that cells are alike in; rounds of k-means
+PROBES = 128  # random sums of distances that cells are alike in
 
 
 def should_search_cells(problem: StoredProblem) -> bool:
@@ -118,7 +113,7 @@ def search_cells(problem: StoredProblem, coarse: CoarseOptions, origin: str) -> 
     """The distinct optima that starts end in between cells, as plans of all points, the lowest first; none where cells
     say little of the points. Where points are many, those to go on from are near."""
     (x, y), within = _make_cell_pair(problem, CELLS)
-    if any(lost > MOST_LOST * (lost + _variance_between(side)) for lost, side in zip(within, (x, y), strict=True)):
+    if not all(side.means_suffice(lost) for lost, side in zip(within, (x, y), strict=True)):
         return []
     (p, q), small, watch = problem.masses, problem.coarsen(x, y), problem.watch.detach()
     between, count = LandmarkProblem.of(x, y, problem.model, problem.kernels.backend), coarse.n_starts // 2
@@ -191,40 +186,15 @@ def make_cells(space: DistanceProvider, mass: Tensor, count: int, generator: tor
         probe *= (share / PROBES).sqrt()[:, None]
     looks = product(space, probe)
     looks -= share @ looks  # products lose the digits of what all have
-    cells = bisect(looks, count).cells
-    for _ in range(ROUNDS):
-        nearest = _squared_distances(looks, cells.means(looks, mass)).argmin(1)
-        label = torch.unique(nearest, return_inverse=True)[1]
-        same, last = to_host((label == cells.label).all(), label.max())
-        if same:
-            break
-        cells = Cells(label, int(last) + 1)
-    means = cells.means(looks, mass)
-    averages = torch.zeros(n, cells.count, dtype=mass.dtype, device=mass.device)
-    averages[torch.arange(n, device=mass.device), cells.label] = mass
-    sums = averages.sum(0)
-    averages /= sums
-    rows = product(space, averages).T.contiguous()
-    among = rows @ averages
-    between = PrecomputedDistances.stored_matrix((among + among.T) / 2, 1.0)
-    return Coarsening(cells.label, cells.count, sums, cells.nearest(looks, means), rows, between)
-
-
-def _squared_distances(points: Tensor, means: Tensor) -> Tensor:
-    """Squared distances (n, count), up to a term of each point."""
-    return torch.addmm(means.square().sum(1), points, means.T, alpha=-2.0)
+    cells = refine_cells(bisect(looks, count).cells, looks, mass)
+    sums = torch.nn.functional.one_hot(cells.label).to(mass) * mass[:, None]
+    return Coarsening.of_means(cells, looks, mass, product(space, sums / sums.sum(0)).T.contiguous())
 
 
 def _variance_within(space: DistanceProvider, mass: Tensor, cells: Coarsening) -> float:
     """By how much the mean square of distances is above that of their means over pairs of cells."""
     share, sums = mass / mass.sum(), cells.mass / cells.mass.sum()
     return float(share @ mean_squares(space, share) - sums @ (cells.distances.square() @ sums))
-
-
-def _variance_between(cells: Coarsening) -> float:
-    """Of the distances between cells."""
-    share, D = cells.mass / cells.mass.sum(), cells.distances
-    return float(share @ ((D - share @ (D @ share)).square() @ share))
 
 
 def _make_candidate(problem: StoredProblem, basin: CoarseBasin, origin: str) -> Candidate:

@@ -41,7 +41,8 @@ from torchgw.persist.watch import Watch
 from torchgw.sinkhorn.low_rank import LowRankFactors, Projection, project, round_factors
 from torchgw.solvers.iterate import Check, Loop, State, iterate
 from torchgw.solvers.solution import Solution
-from torchgw.spaces.coarsening import Cells
+from torchgw.spaces import PrecomputedDistances
+from torchgw.spaces.coarsening import Cells, choose_landmarks, refine_cells
 from torchgw.types import DistanceProvider
 
 FIRST_STEP, GROWTH, SHRINK = 0.03, 1.2, 0.5
@@ -257,13 +258,9 @@ def group_cells(points: Tensor, mass: Tensor, rank: int, generator: torch.Genera
 
     k-means of the points (n, d), weighted by ``mass`` (n,) > 0; where fewer differ, the heaviest have several groups.
     """
-    from sklearn.cluster import KMeans  # late: it takes long to import
-
-    points = torch.nn.functional.pad(points, (0, 1))  # of factors that may have no column
-    seed = int(torch.randint(2**31 - 1, (), generator=generator, device=generator.device))
-    count = min(rank, len(torch.unique(points, dim=0)))
-    found = KMeans(count, n_init=4, random_state=seed).fit(points.cpu().numpy(), sample_weight=mass.cpu().numpy())
-    shares = torch.nn.functional.one_hot(torch.from_numpy(found.labels_).long()).to(mass)
+    apart = PrecomputedDistances.stored_matrix(torch.cdist(points, points), 1.0)
+    groups = refine_cells(choose_landmarks(apart, mass, "farthest", rank, generator), points, mass)
+    shares = torch.nn.functional.one_hot(groups.label).to(mass)
     weight, parts = mass @ shares, torch.ones(shares.shape[1], dtype=torch.int64, device=mass.device)
     for _ in range(rank - len(parts)):
         parts[(weight / parts).argmax()] += 1

@@ -9,6 +9,7 @@ the largest of them,
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from torchgw import ranges, validate
 from torchgw.persist.codec import storable
+from torchgw.spaces.farthest import farthest_in_turn
 from torchgw.spaces.graph import unit_cloud
 from torchgw.spaces.scale import ScaledDistances, positive_scale
 from torchgw.spaces.traced import DifferentiableDistances, growth_of, subtract_mean
@@ -151,16 +153,11 @@ def furthest_pair(
     """The largest distance between n points and a pair that attains it, from
     ``rows(index)`` (M, N): exact between few points whose distances are ``stored``,
     else the largest that farthest-point sweeps find."""
-    largest, pair, index = 0.0, (0, 0), torch.tensor([start])
-    nearest = torch.full((n,), torch.inf, dtype=torch.float64)
-    exact = stored and n <= EXACT_SIZE
-    for turn in range(-(-n // BLOCK) if exact else min(6, n)):
-        index = torch.arange(turn * BLOCK, min((turn + 1) * BLOCK, n)) if exact else index
-        found = rows(index)
+    largest, pair = 0.0, (0, 0)
+    some = islice(farthest_in_turn(rows, torch.tensor([start])), min(6, n))
+    every = ((index, rows(index)) for index in torch.split(torch.arange(n), BLOCK))
+    for index, found in every if stored and n <= EXACT_SIZE else some:
         i, j = divmod(int(found.argmax()), n)
         if float(found[i, j]) > largest:
             largest, pair = float(found[i, j]), (int(index[i]), j)
-        if not exact:
-            nearest = torch.minimum(nearest, found[0].double().cpu())
-            index = nearest.argmax()[None]
     return largest, pair

@@ -1,4 +1,4 @@
-"""Farthest-point landmarks of a graph and the distances to them: one Dijkstra search after the other.
+"""Farthest points of any space; of a graph they are landmarks, and each needs the distances of one Dijkstra search.
 
 Each landmark is the point farthest from those before it, so the searches of one
 graph cannot run side by side, but those of two graphs can. SciPy's Dijkstra holds
@@ -17,7 +17,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -29,6 +30,21 @@ if TYPE_CHECKING:
 SECONDS_PER_STEP = 2e-8
 # The working directory must not stand in for anybody's modules.
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+def farthest_in_turn(rows: Callable[[Any], Any], first: Any) -> Iterator[tuple[Any, Any]]:
+    """The point ``first`` (1,), then always the one farthest from those before it, each with its distances (1, N).
+
+    ``rows(index)`` are distances to points (1,), NumPy's or torch's like ``first``. No
+    point comes twice before all have, even where others lie at distance zero.
+    """
+    index, nearest = first, np.inf
+    while True:
+        found = rows(index)
+        yield index, found
+        nearest = found[0].clip(max=nearest)
+        nearest[index] = -1.0
+        index = nearest.argmax(axis=0, keepdims=True)
 
 
 def farthest_points(
@@ -81,13 +97,8 @@ def search_landmarks(graph: Any, n_landmarks: int, among: Array | None = None) -
     graph.indices = place[graph.indices]
     graph.has_sorted_indices = False
     place = place if among is None else place[among]
-    index, nearest = 0, np.full(len(place), np.inf)
-    for left in reversed(range(n_landmarks)):
-        distance = dijkstra(graph, indices=place[index])[place]
-        yield index, distance
-        if left:
-            np.minimum(nearest, distance, out=nearest)
-            index = int(nearest.argmax())
+    in_turn = farthest_in_turn(lambda index: dijkstra(graph, indices=place[index])[:, place], np.zeros(1, dtype=int))
+    return ((int(index[0]), rows[0]) for index, rows in islice(in_turn, n_landmarks))
 
 
 def is_worthwhile(n: int, k: int, n_landmarks: int) -> bool:

@@ -40,7 +40,6 @@ from torchgw.kernels.kernel import Kernel
 from torchgw.kernels.precision import loop_dtype
 from torchgw.kernels.sampling import draw, prepare_draws
 from torchgw.kernels.shared import StreamedKernel, logsumexp_over_ranks
-from torchgw.kernels.tiles import TILE, inverse_permutation
 from torchgw.objective.linearise import moments_of, weights_of
 from torchgw.objective.model import Model
 from torchgw.options import SinkhornOptions, StoppingOptions
@@ -64,7 +63,7 @@ from torchgw.solvers.inner import InnerSolver, Sides, StoredSolver, StreamedSolv
 from torchgw.solvers.iterate import Loop, State, iterate
 from torchgw.solvers.solution import CertifiedSolution, Solution
 from torchgw.solvers.warm_start import WarmStart
-from torchgw.spaces.coarsening import Cells, Coarsening, bisect, coarsen_plan
+from torchgw.spaces.coarsening import Cells, Coarsening, coarsen_plan, cut_cells
 from torchgw.strategies.dense import search_and_descend, solve_dense
 from torchgw.strategies.entropic import finish_solution
 from torchgw.types import Coupling
@@ -436,17 +435,9 @@ class StreamedProblem(Problem):
 
 def make_cells(problem: Problem, side: ControlledSpace, axis: int, features: Tensor, count: int) -> Coarsening:
     """At least ``count`` cells of the source (axis 0) or the target by the features (N, d),
-    the ranks' shares, or every point where that is more than two thirds of them."""
-    n, backend, ranks = len(side.mass), problem.kernels.backend, side.ranks
-    if 3 * count > 2 * n:
-        order = bisect(features, -(-n // TILE), TILE, backend, n, ranks).order
-        return side.coarsen(Cells(inverse_permutation(order), n))
-    cells, groups = bisect(features, count, 1, backend, n, ranks).cells, problem.model.groups
-    if groups is not None:
-        group = groups[axis]
-        label = torch.unique(cells.label * (group.max() + 1) + group, return_inverse=True)[1]
-        cells = Cells(label, int(label.max()) + 1)
-    return side.coarsen(cells)
+    the ranks' shares, see `cut_cells`."""
+    group = None if problem.model.groups is None else problem.model.groups[axis]
+    return side.coarsen(cut_cells(features, count, group, problem.kernels.backend, len(side.mass), side.ranks))
 
 
 def solve_on_cells(asked: Problem) -> tuple[StreamedProblem, Solution, float]:
