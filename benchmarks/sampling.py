@@ -18,9 +18,8 @@ from benchmarks.common import seconds, show, write
 from torchgw import PrecomputedDistances, gw_align
 from torchgw.datasets import make_spiral, make_swiss_roll
 from torchgw.kernels.sampling import draw
-from torchgw.spaces.coarsening import choose_landmarks
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.landmark import signed_factors
+from torchgw.spaces.low_rank import nystrom_factors
 
 N, K, LANDMARKS, RANK, DRAWS = 1000, 1200, 60, 30, 20
 
@@ -48,9 +47,8 @@ def run() -> None:
     truth = centred(DX @ T @ DY)
     generator = torch.Generator().manual_seed(0)
     p, q = T.sum(1), T.sum(0)
-    picked = [choose_landmarks(s, m, "farthest", LANDMARKS, generator) for s, m in zip(spaces, (p, q), strict=True)]
     (F, s), (G, t) = (
-        (torch.from_numpy(a) for a in signed_factors(x.features.T.numpy(), x.medoids.numpy())) for x in picked
+        nystrom_factors(space, mass, LANDMARKS, generator) for space, mass in zip(spaces, (p, q), strict=True)
     )
     core = s[:, None] * (F.T @ T @ G) * t
 

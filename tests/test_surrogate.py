@@ -76,7 +76,7 @@ def factors(
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """F, signs and residual."""
     stored = PrecomputedDistances.stored_matrix(D, 1.0)
-    space, left = approximate_distances(stored, m, torch.Generator().manual_seed(0), residual, most)
+    space, left = approximate_distances(stored, m, residual, most)
     own = space.factors()
     assert own is not None
     return *own, left

@@ -29,7 +29,7 @@ from torchgw.datasets import make_spiral
 from torchgw.request.spaces import check_space
 from torchgw.spaces import FactoredDistances, shortest_paths
 from torchgw.spaces.graph import neighbour_graph
-from torchgw.spaces.landmark import differentiable_factors
+from torchgw.spaces.low_rank import differentiable_factors
 from torchgw.spaces.prepare import InputSpace, make_providers
 from torchgw.spaces.shortest_paths import edge_lengths, path_distances
 from torchgw.spaces.traced import DifferentiableDistances, make_differentiable

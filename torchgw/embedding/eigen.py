@@ -6,7 +6,8 @@ what one does, so the block has many more columns than are wanted, and converges
 
 LOBPCG stops where the absolute residual of every column is small. Here the residuals of the wanted columns count, over
 their eigenvalues, so it runs in rounds that are judged one by one. Every round forgets the last step, which costs
-iterations where there are many: later rounds are longer. Small problems are solved densely.
+iterations where there are many: later rounds are longer. Small problems are solved densely. Memory stays at 17 blocks
+however many iterations it takes, where `torchgw.linalg.lanczos` stores a basis of all blocks or restarts.
 
 Source: A. Knyazev, "Toward the optimal preconditioned eigensolver: locally optimal block preconditioned conjugate
 gradient method", 2001.

@@ -25,14 +25,3 @@ def centred_modes(S: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     # In float64, as nearly equal eigenvalues are common.
     values, vectors = torch.linalg.eigh(centred.to(torch.float64))
     return values, vectors / root.clamp_min(torch.finfo(mass.dtype).tiny)[:, None]
-
-
-def largest_modes(values: Tensor, vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The eigenvalues v (count,) that are largest in absolute value, in that order, and their modes u sqrt|v|
-    (n, count), of all values (n',) and functions u (n, n'); zero where fewer matter."""
-    values = torch.where(values.abs() > SMALLEST_EIGENVALUE * values.abs().max(), values, 0.0)
-    order = values.abs().argsort(descending=True)[:count]
-    largest, modes = values.new_zeros(count), vectors.new_zeros(len(vectors), count)
-    largest[: len(order)] = values[order]
-    modes[:, : len(order)] = vectors[:, order] * values[order].abs().sqrt()
-    return largest, modes

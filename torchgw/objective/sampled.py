@@ -29,8 +29,7 @@ from torchgw.options import SamplingOptions
 from torchgw.persist.codec import storable
 from torchgw.runtime.ranks import ALONE, Ranks
 from torchgw.sinkhorn.costs import FactoredCost
-from torchgw.spaces.coarsening import choose_landmarks
-from torchgw.spaces.landmark import signed_factors
+from torchgw.spaces.low_rank import nystrom_factors
 from torchgw.types import Coupling, DistanceProvider
 
 
@@ -88,9 +87,7 @@ class Control(NamedTuple):
 def landmark_control(space: DistanceProvider, mass: Tensor, count: int, generator: torch.Generator) -> Control:
     """Signed Nystrom factors from ``count`` farthest-point landmarks; O(N
     count) memory, ``count`` rows."""
-    chosen = choose_landmarks(space, mass, "farthest", count, generator)
-    columns = chosen.features.T.double()
-    F, signs = (side.to(mass) for side in signed_factors(columns, columns[chosen.medoids].cpu().numpy()))
+    F, signs = nystrom_factors(space, mass, count, generator)
     return Control(F, signs, factored_mean_squares(F, signs, mass))
 
 

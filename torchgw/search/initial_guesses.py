@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from torchgw.kernels.sampling import pick_indices
-from torchgw.linalg.centring import centred_modes, largest_modes
+from torchgw.linalg.centring import SMALLEST_EIGENVALUE, centred_modes
 from torchgw.objective.bounds import quantiles
 from torchgw.runtime.transfer import to_host
 
@@ -97,7 +97,12 @@ def leading_modes(S: Tensor, mass: Tensor, definite: bool = False) -> tuple[Tens
     The ``definite`` ones are without the negative eigenvalues: those of S = -D^2 / 2 are classical scaling's.
     """
     values, vectors = centred_modes(S, mass)
-    largest, features = largest_modes(values.clamp_min(0.0) if definite else values, vectors, N_MODES)
+    values = values.clamp_min(0.0) if definite else values
+    values = torch.where(values.abs() > SMALLEST_EIGENVALUE * values.abs().max(), values, 0.0)
+    order = values.abs().argsort(descending=True)[:N_MODES]
+    largest, features = values.new_zeros(N_MODES), vectors.new_zeros(len(vectors), N_MODES)
+    largest[: len(order)] = values[order]
+    features[:, : len(order)] = vectors[:, order] * values[order].abs().sqrt()
     return largest, features.to(S.dtype)
 
 

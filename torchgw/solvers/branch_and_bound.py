@@ -56,12 +56,13 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.objective.bounds import PARTS, lowest_cost, monotone_coupling, quantiles
-from torchgw.objective.exact import dense, mean_squares
+from torchgw.objective.exact import mean_squares
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.solvers.assignment import AssignmentProblem
 from torchgw.solvers.linear_oracle import equal_masses, solve_transport
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.transport_costs import DenseCost
+from torchgw.spaces.low_rank import centred_eigenpairs
 from torchgw.types import Array, DistanceProvider
 
 logger = logging.getLogger("torchgw")
@@ -90,23 +91,13 @@ class Directions:
     """
 
     def __init__(self, space: DistanceProvider, p: Tensor) -> None:
-        space, factors, root = space.to(p.device, p.dtype), space.factors(), p.sqrt()[:, None]
-        if factors is None:
-            D = dense(space)
-            row = D @ p
-            values, vectors = torch.linalg.eigh(root * (D - row[:, None] - row + p @ row) * root.T)
-        else:
-            F, signs = factors
-            mean = p @ F
-            row = (F * signs) @ mean
-            basis, inner = torch.linalg.qr(root * (F - mean))
-            values, turned = torch.linalg.eigh((inner * signs) @ inner.T)
-            vectors = basis @ turned
-        u, size = row - p @ row / 2, values.abs()
+        space = space.to(p.device, p.dtype)
+        values, vectors, u = centred_eigenpairs(space, p)
+        size = values.abs()
         self.linear, self.mean = u.cpu().numpy(), float(u @ p)
         self.square = max(float(mean_squares(space, p) @ p), 0.0)
         kept = size > SMALL * max(float(size.max()), math.sqrt(self.square))
-        self.values, self.vectors = values[kept].cpu().numpy(), (vectors[:, kept] / root).cpu().numpy()
+        self.values, self.vectors = values[kept].cpu().numpy(), vectors[:, kept].cpu().numpy()
         self.remainder = float(size[~kept].sum())
 
 

@@ -52,7 +52,10 @@ def _centre_factors(space: DistanceProvider, mass: Tensor) -> DistanceProvider:
 
 
 def _level(plan: BlockCoupling, model: Model) -> FactoredCost | None:
-    """l of a stored plan whose mass is free, see `torchgw.objective.curvature`."""
+    """l of a stored plan whose mass is free, see `torchgw.objective.curvature`.
+
+    From the plan, not from its cost as by `level_of`: a plan that was given or stopped early is not stationary.
+    """
     if not model.marginals.free_mass:
         return None
     assert isinstance(plan, DenseCoupling)

@@ -25,7 +25,8 @@ Rows of K come from the Chebyshev expansion, in [0, s] with x = t s / 2,
 
     exp(-t S) = e^-x [I_0(x) + 2 sum_k I_k(x) T_k(1 - 2 S / s)],    d I_k / dx = (I_{k-1} + I_{k+1}) / 2,
 
-and their derivatives from the recurrence of the T_k, a few rows at a time.
+and their derivatives from the recurrence of the T_k, a few rows at a time. Lanczos would
+store and orthogonalise a basis for each row; the expansion keeps three vectors of it.
 
 `docs/lanczos.md` has measured errors. Sources: S. Varadhan, "On the behavior of the
 fundamental solution of the heat equation", 1967; R. Coifman, S. Lafon, "Diffusion

@@ -1,26 +1,8 @@
 """Geodesic distances from farthest-point landmarks, as signed Nystrom factors.
 
-With landmarks Z, W = D[Z, Z] = V diag(lam) V^T (indefinite) and F = D[:, Z] V
-|lam|^(-1/2),
-
-    D ~ F diag(sign(lam)) F^T,
-
-exact at the landmarks up to the eigenvalues left out. On curves and surfaces 50-100
-landmarks give a relative Frobenius error of 0.3-1 %. Source: C. Williams and M.
-Seeger, "Using the Nystrom method to speed up kernel machines", 2000, with the signs
-kept.
-
-Derivatives. With C = D[:, Z] the distances are D = C f(W) C^T, f(lam) = 1 / lam for
-eigenvalues that are kept and 0 for the others. Their differential is that of F
-diag(s) F^T with
-
-    dF = dC V_1 |lam_1|^(-1/2) + C V E |lam_1|^(1/2) diag(s),    E = P * (V^T dW V_1),
-
-where V_1 are the kept eigenvectors and P has half the divided difference of f
-between two kept eigenvalues, -1 / (2 a b), and the whole one between one left out,
-j, and one kept, a: 1 / (a (a - j)). So a function of F diag(s) F^T has the right
-gradient, and degenerate eigenvalues are harmless. Source: Y. Daleckii and S. Krein,
-1965; see N. Higham, "Functions of Matrices", 2008, theorem 3.11.
+`torchgw.spaces.low_rank` has the factors and their derivatives. They are exact at
+the landmarks up to the eigenvalues left out. On curves and surfaces 50-100 landmarks
+give a relative Frobenius error of 0.3-1 %.
 """
 
 from __future__ import annotations
@@ -28,26 +10,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torchgw import validate
+from torchgw.linalg.centring import SMALLEST_EIGENVALUE
 from torchgw.persist.codec import storable
-from torchgw.runtime.autograd import own_copies, reattach
 from torchgw.runtime.ranks import ALONE, Ranks
-from torchgw.runtime.transfer import to_device
 from torchgw.spaces.factored import FactoredDistances
 from torchgw.spaces.farthest import farthest_points
+from torchgw.spaces.low_rank import differentiable_factors, signed_factors
 from torchgw.spaces.scale import fill_unreachable, positive_scale, warn_unreachable
 from torchgw.spaces.shortest_paths import trace_paths
 from torchgw.spaces.traced import DifferentiableDistances, growth_of
 from torchgw.types import Array, DistanceProvider
 
-SMALLEST_EIGENVALUE = 1e-3
 SINGLE_FROM = 200_000
-ONCE = "landmark distances have first derivatives only; take finite differences of gradients"
-RESOLVED = 1e-12
 
 
 @storable
@@ -151,46 +129,9 @@ def move_to_storage(space: DistanceProvider, device: torch.device) -> DistancePr
     return space.to(device, getattr(torch, storage(space.size)))
 
 
-def signed_factors(columns: Tensor, W: Array) -> tuple[Tensor, Tensor]:
-    """F (N, r) and signs (r,) from the landmark columns (N, L) of a distance
-    matrix, and their rows W (L, L) that belong to the landmarks themselves."""
-    eigenvalues, V = np.linalg.eigh((W + W.T) / 2)
-    keep = np.abs(eigenvalues) > SMALLEST_EIGENVALUE * np.abs(eigenvalues).max()
-    back = V[:, keep] / np.sqrt(np.abs(eigenvalues[keep]))
-    back, signs = (torch.from_numpy(part).to(columns.dtype) for part in (back, np.sign(eigenvalues[keep])))
-    return columns @ to_device(back, columns.device), to_device(signs, columns.device)
-
-
-def differentiable_factors(columns: Tensor, index: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """`signed_factors` of tensors, with the ``rank`` eigenvalues largest in absolute value.
-
-    The gradient in ``columns`` is right for functions of F diag(signs) F^T, the
-    only ones that mean anything: each eigenvector's sign is arbitrary. First
-    derivatives only.
-    """
-    own = own_copies([columns])
-    C, W = own[0], (own[0][index] + own[0][index].T) / 2
-    eigenvalues, V = torch.linalg.eigh(W.detach())
-    order = eigenvalues.abs().argsort(descending=True)
-    order = torch.cat((order[:rank].sort()[0], order[rank:]))
-    eigenvalues, V = eigenvalues[order], V[:, order]
-    signs, root = eigenvalues[:rank].sign(), eigenvalues[:rank].abs().sqrt()
-    E = _divided_differences(eigenvalues, rank) * (V.T @ (W - W.detach()) @ V[:, :rank])  # zero, with its derivative
-    F = C @ (V[:, :rank] / root) + C.detach() @ V @ (E * root * signs)
-    return reattach([F], own, [columns], ONCE)[0], signs
-
-
 def trace_landmarks(columns: Tensor, space: DistanceProvider, landmarks: Tensor) -> DifferentiableDistances:
     """Distances by as many factors as the space has, from those (N, L) to its landmarks."""
     known = space.factors()
     assert known is not None
     factors = differentiable_factors(columns, landmarks.to(columns.device), known[0].shape[1])
     return DifferentiableDistances(*factors, growth_of(columns))
-
-
-def _divided_differences(eigenvalues: Tensor, rank: int) -> Tensor:
-    """P (L, rank); zero where an eigenvalue left out cannot be told from one kept, since there f has no derivative."""
-    kept, gap = eigenvalues[:rank], eigenvalues[:rank] - eigenvalues[rank:, None]
-    resolved = gap.abs() > RESOLVED * eigenvalues.abs().max()
-    left_out = torch.where(resolved, 1 / (kept * torch.where(resolved, gap, 1.0)), 0.0)
-    return torch.cat((-0.5 / (kept * kept[:, None]), left_out))

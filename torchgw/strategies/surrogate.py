@@ -85,7 +85,7 @@ def approximate_spaces(
         if space.factors() is None:
             narrow = space.to(mass.device, loop_dtype(problem.options.mixed_precision))
             stored = PrecomputedDistances.of(narrow, mass.device)
-            space, left = approximate_distances(stored, mass, problem.generator, residual, most)
+            space, left = approximate_distances(stored, mass, residual, most)
             if left > accepted:
                 return None
         found.append(space)
