@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
 from torchgw.kernels.tiles import TiledSide, limit_scores
-from torchgw.linalg.sparse_entries import entry_rows, entry_values, largest_per_row, select_entries
+from torchgw.linalg.sparse_entries import entry_rows, entry_values, largest_per_row, row_maxima, select_entries
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
@@ -140,11 +140,14 @@ class SparseCost:
         return costs
 
     def cheapest(self, dual: Array) -> Array:
-        (n, k), W, row = self.W.shape, self.W, entry_rows(self.W)
-        a = np.full(n, -dual[-1])
-        np.minimum.at(a, row, -W.data - dual[W.indices])
-        of_columns = largest_per_row(W.T.tocsr(), CANDIDATES, -a).T.tocsr()
-        return union(self.slack, *map(self.positions, (largest_per_row(W, CANDIDATES, -dual[:k]), of_columns)))
+        W = self.W
+        of_columns = largest_per_row(W.T.tocsr(), CANDIDATES, -self.c_transform(dual)).T.tocsr()
+        return union(self.slack, *map(self.positions, (largest_per_row(W, CANDIDATES, -dual[:-1]), of_columns)))
+
+    def c_transform(self, dual: Array) -> Array:
+        """Row potentials (N,) of column potentials (K + 1,)."""
+        over = csr_array((self.W.data + dual[self.W.indices], self.W.indices, self.W.indptr), shape=self.W.shape)
+        return np.asarray(-row_maxima(over).clip(min=dual[-1]))
 
     def below(self, duals: tuple[Array, Array], limit: float) -> Array:
         (a, b), W = duals, self.W
@@ -174,6 +177,11 @@ class Order:
     rows: Tensor
     columns: Tensor
 
+    @property
+    def T(self) -> Order:
+        """Those of the transposed cost."""
+        return Order(self.columns, self.rows)
+
     @classmethod
     def of(cls, cost: FactoredCost) -> Order:
         """By the factors of a cost like those to be ordered."""
@@ -195,18 +203,16 @@ class TiledCost:
         self.columns = TiledSide.of(cost.V[order.columns], cost.b[order.columns], TILE)
 
     def at(self, entries: Array, dual: Array) -> Array:
-        cost, found, offset = self.cost, np.empty(len(entries)), self.cost.b - self._to_tensor(dual)
+        found, reduced = np.empty(len(entries)), replace(self.cost, b=self.cost.b - self._to_tensor(dual))
         for part in blocks(len(entries), 2**18):
             i, j = (self._to_tensor(side) for side in divmod(entries[part], len(dual)))
-            costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(offset[j])
-            found[part] = costs.cpu().numpy()
+            found[part] = reduced.entries(i, j).cpu().numpy()
         return found
 
     def cheapest(self, dual: Array) -> Array:
         n = len(self.cost.a)
         index = self._to_tensor(np.arange(0, n, max(n // SAMPLED_ROWS, 1)))
-        sample = self.cost.rows(index).sub_(self._to_tensor(dual))
-        reduced = sample.sub_(sample.amin(1, keepdim=True)).cpu().numpy()
+        reduced = reduce_costs(self.cost.rows(index).cpu().numpy(), dual)
         last = min(len(reduced) * CANDIDATES * (n + len(dual)) // n, reduced.size - 1)
         limit = float(np.partition(reduced, last, axis=None)[last])
         over_least = (
@@ -219,17 +225,20 @@ class TiledCost:
     def below(self, duals: tuple[Array, Array], limit: float) -> Array:
         return self._entries_up_to(self._blocks(*duals, limit, False), limit)
 
-    def c_transform(self, dual: Array) -> tuple[Array, Array]:
+    def c_transform(self, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The c-transform a_i = min_j (C_ij - b_j) (N,) of column
-        potentials (K,), and where each row has its minimum."""
+        potentials (K,), and where each row has its minimum: without the
+        pairs of most tiles, which
+        `torchgw.objective.bounds.c_transform` looks at where points have no
+        order."""
         found, nearest = torch.empty_like(self.cost.a), torch.empty_like(self.order.rows)
-        for rows, kept, costs in self._blocks(np.zeros(len(found)), dual, 0.0, True):
+        for rows, kept, costs in self._blocks(torch.zeros_like(found), dual, 0.0, True):
             points = self.order.rows[rows]
             found[points], at = costs.min(1)
             nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
-        return found.cpu().numpy(), nearest.cpu().numpy()
+        return found, nearest
 
-    def _to_tensor(self, side: Array) -> Tensor:
+    def _to_tensor(self, side: Array | Tensor) -> Tensor:
         return torch.as_tensor(side, device=self.cost.b.device)
 
     def _entries_up_to(self, found: Iterable[tuple[slice, Tensor, Tensor]], limit: float) -> Array:
@@ -247,7 +256,7 @@ class TiledCost:
         return np.sort(np.concatenate(positions))
 
     def _blocks(
-        self, row_dual: Array, dual: Array, limit: float, over_least: bool
+        self, row_dual: Array | Tensor, dual: Array | Tensor, limit: float, over_least: bool
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Of each row tile its rows, the column tiles (m,) that may have
         entries up to a limit over potentials, or over the cheapest of their
