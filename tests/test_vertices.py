@@ -95,7 +95,7 @@ def test_tiles_leave_out_no_entry_below_potentials(n: int, k: int) -> None:
     cost = random_cost(n, k, rng)
     C, dual = cost.rows(slice(None)).numpy(), rng.normal(size=k)
     ordered, row_dual = TiledCost(cost, Order.of(cost)), (C - dual).min(1)
-    found, nearest = ordered.c_transform(dual)
+    found, nearest = ordered.c_transform(torch.from_numpy(dual))
     np.testing.assert_allclose(found, row_dual, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(nearest, (C - dual).argmin(1))
     reduced = C - row_dual[:, None] - dual
@@ -118,7 +118,7 @@ def test_most_tiles_of_curves_are_left_out_and_no_entry_that_is_cheap() -> None:
     C, dual = cost.rows(slice(None)).numpy(), rng.normal(size=k) / 10
     ordered = TiledCost(cost, Order(*(torch.from_numpy(np.argsort(t)) for t in (x, y))))
     least = (C - dual).min(1)
-    found, nearest = ordered.c_transform(dual)
+    found, nearest = ordered.c_transform(torch.from_numpy(dual))
     np.testing.assert_allclose(found, least, rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(nearest, (C - dual).argmin(1))
     looked = sum(costs.numel() for _, _, costs in ordered._blocks(0 * least, dual, 0.0, True))
@@ -139,7 +139,7 @@ def test_bounds_allow_for_the_rounding_of_what_cancels(seed: int) -> None:
     cost = FactoredCost(torch.zeros(n).double(), torch.zeros(k).double(), U, V)
     dual = rng.normal(size=k) * 1e-4
     least = (cost.rows(slice(None)).numpy() - dual).min(1)
-    found, nearest = TiledCost(cost, Order(torch.arange(n), torch.arange(k))).c_transform(dual)
+    found, nearest = TiledCost(cost, Order(torch.arange(n), torch.arange(k))).c_transform(torch.from_numpy(dual))
     np.testing.assert_allclose(found, least, rtol=0, atol=1e-12)
     assert (nearest == dual.argmax()).all()
 

@@ -1,13 +1,8 @@
 """Entries of a plan of factors that may be above a limit of their row and column, without most others.
 
-For rows I and columns J with centres a of the A_i and b of the B_j, the score A_i . B_j + f_i + g_j splits exactly into
-parts that are cheap, and one that is small:
-
-    [A_i . b + f_i] + [a . (B_j - b) + g_j] + (A_i - a) . (B_j - b),
-
-so it is at most the largest of each part, with the product of the largest distances from the centres for the last. A
-tile is left out if no entry of it can be above its limit. Of plans whose tiles are short sums of products, entries are
-those of `torchgw.kernels.softmin_tiles.separable`, with 1 + x ln 2 for 2^x, and so no larger.
+The scores A_i . B_j + f_i + g_j of a tile are at most what `torchgw.kernels.tiles.limit_scores` says. A tile is left
+out if no entry of it can be above its limit. Of plans whose tiles are short sums of products, entries are those of
+`torchgw.kernels.softmin_tiles.separable`, with 1 + x ln 2 for 2^x, and so no larger.
 """
 
 from __future__ import annotations
@@ -21,9 +16,9 @@ import torch
 from torch import Tensor
 
 from torchgw.couplings.blocks import largest_entries
-from torchgw.kernels.blocks import ON_GPU, parts
+from torchgw.kernels.blocks import ON_GPU, blocks, parts
 from torchgw.kernels.softmin_tiles import separable
-from torchgw.kernels.tiles import UNIT, Tiles, centres, inverse_permutation, tile_radii
+from torchgw.kernels.tiles import UNIT, TiledSide, Tiles, centres, inverse_permutation, limit_scores
 
 TILE = 64
 AT_ONCE = 2**24  # scores of points and centres that are held at once
@@ -152,23 +147,20 @@ class FactoredPlan:
         """Places of some ``rows``, of the ``present`` ones, and kept columns, by their points, among which are the k
         largest entries of these; none where fewer columns are kept."""
         unit = self.size if self.tiles is None else self.tiles.size
-        b = centres(self.B, self.size)
-        reach, highest = tile_radii(self.B, b, self.size), self._tile_maxima(self.y[:, None])[:, 0]
+        side = TiledSide.of(self.B.double(), self.g, self.size)
+        highest = self._tile_maxima(self.y[:, None])[:, 0]
         ends = torch.arange(-(-len(self.A) // unit) + 1, device=rows.device) * unit
         bounds = torch.searchsorted(rows[present], ends).tolist()
         for tile, (start, stop) in enumerate(pairwise(bounds)):
             tiles, every = self._select_column_tiles(tile)
             if start == stop or len(every) < k:
                 continue
-            places = torch.split(present[start:stop], self.size)
-            a = torch.stack([self.A[rows[place]].double().mean(0) for place in places])
-            across = self._tile_maxima(torch.addmm(self.g[every, None], self.B[every].double(), a.T))
-            across.addmm_(b[tiles], a.T, alpha=-1)
-            for place, centre, most in zip(places, a, across.T, strict=True):
-                A = self.A[rows[place]].double()
-                far = torch.linalg.vector_norm(A - centre, dim=1)
-                scores = torch.addmm(self.f[rows[place], None], A, b[tiles].T).addr_(far, reach[tiles]).add_(most)
-                bound = self.scores_to_entries(scores).addr_(self.x[rows[place]], highest[tiles])
+            at = rows[present[start:stop]]
+            own = TiledSide.of(self.A[at].double(), self.f[at], self.size)
+            scores, most = limit_scores(own, side.restrict(tiles), slice(0, own.count))
+            limits = self.scores_to_entries(scores.add_(most[:, None]))
+            for place, limit in zip(torch.split(present[start:stop], self.size), limits, strict=True):
+                bound = limit[: len(place)].addr_(self.x[rows[place]], highest[tiles])
                 first = torch.unique(bound.topk(min(-(-k // self.size) + 1, len(tiles)), dim=1).indices)
                 least = self.block_in_tiles(rows[place], self._columns(tiles[first])).topk(k, dim=1).values[:, -1:]
                 yield place, self._by_points(tiles[(bound * (1 + ROUNDING) >= least).any(0)])
@@ -204,19 +196,14 @@ class FactoredPlan:
 
     def bounds(self) -> Tensor:
         """What the entries of each tile are at most, (N / size, K / size); O((N K / size) r)."""
-        a, b = (centres(side, self.size) for side in (self.A, self.B))
-        far = torch.outer(tile_radii(self.A, a, self.size), tile_radii(self.B, b, self.size))
-        step = max(AT_ONCE // (len(b) * self.size), 1) * self.size
-        pairs = zip(torch.split(self.A, step), torch.split(self.f, step), strict=True)
-        rows = torch.cat([self._tile_maxima(torch.addmm(f[:, None], A, b.T)) for A, f in pairs])
-        step = max(AT_ONCE // (len(a) * self.size), 1) * self.size
-        near = self.B - b.repeat_interleave(self.size, 0)[: len(self.B)]
-        pairs = zip(torch.split(near, step), torch.split(self.g, step), strict=True)
-        columns = torch.cat([self._tile_maxima(torch.addmm(g[:, None], B, a.T)) for B, g in pairs])
-        found = self.scores_to_entries(rows.add_(columns.T).add_(far))
+        rows, columns = TiledSide.of(self.A, self.f, self.size), TiledSide.of(self.B, self.g, self.size)
+        step = max(AT_ONCE // len(columns.points), 1)
+        limits = (limit_scores(rows, columns, where) for where in blocks(rows.count, step))
+        found = self.scores_to_entries(torch.cat([of_rows.amax(1).add_(rest) for of_rows, rest in limits]))
         if self.tiles is not None:
             wide = self.tiles.size // self.size
-            found *= self.tile_mask.repeat_interleave(wide, 0).repeat_interleave(wide, 1)[: len(a), : len(b)]
+            kept = self.tile_mask.repeat_interleave(wide, 0).repeat_interleave(wide, 1)
+            found *= kept[: rows.count, : columns.count]
         x, y = (self._tile_maxima(side[:, None])[:, 0] for side in (self.x, self.y))
         return found.addr_(x, y)
 

@@ -10,6 +10,8 @@ B_j, the score splits exactly into parts that are cheap to sum, and one that is 
 with the largest distances from the centres in the last factor. That is one product with every point for each tile, the
 share 2 / size of the work of a pass over all pairs. A tile is left out when its bound is so small that all tiles left
 out together stay under the stated share, of the whole as of each run of points.
+
+With the largest exponents in place of the sums, the same split limits every score of a tile: `limit_scores`.
 """
 
 from __future__ import annotations
@@ -157,12 +159,6 @@ def centres(A: Tensor, size: int) -> Tensor:
     return torch.cat(parts[: 1 + (whole < len(A))]).to(A.dtype).double()
 
 
-def tile_radii(A: Tensor, centre: Tensor, size: int) -> Tensor:
-    """The largest distance (tiles,) of the rows of each run from its centre, see `centres`."""
-    far = torch.linalg.vector_norm(A - centre.repeat_interleave(size, 0)[: len(A)], dim=1)
-    return torch.nn.functional.pad(far, (0, -len(A) % size)).view(-1, size).amax(1)
-
-
 def all_tiles(n: int, k: int, size: int, device: torch.device) -> Tiles:
     """Every tile."""
     rows, columns = -(-n // size), -(-k // size)
@@ -221,10 +217,10 @@ def _select_tiles(
     """Which tiles to keep (row tiles, column tiles), where the list of each row tile begins (row tiles + 1,), and the
     numbers (5,) of `TileSelection`, that of runs for either side."""
     n, k = len(f), len(g)
-    own = _TiledSide.of(A, f[ranks.share(n, UNIT)], size)
+    own = TiledSide.of(A, f[ranks.share(n, UNIT)], size)
     found, widest = [], []
     for where, (theirs,) in ranks.ring((B,), k, UNIT):
-        columns = _TiledSide.of(theirs, g[where], size)
+        columns = TiledSide.of(theirs, g[where], size)
         widest.append(columns.widest)
         step = block_rows(own.count, max(k, size * columns.count), A.device, CHUNK_ELEMENTS)
         parts = [own.centre.new_empty(2, 0, columns.count)]
@@ -262,7 +258,7 @@ def _smallest_within(bound: Tensor, most: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _TiledSide:
+class TiledSide:
     """A run of points of one side in tiles, padded with points of potential -inf to n points.
 
     points : factors (n, r).
@@ -279,7 +275,7 @@ class _TiledSide:
     size: int
 
     @classmethod
-    def of(cls, A: Tensor, f: Tensor, size: int) -> _TiledSide:
+    def of(cls, A: Tensor, f: Tensor, size: int) -> TiledSide:
         missing = -len(A) % size
         points = torch.cat((A, A[-1:].expand(missing, -1))) if missing else A
         potential = torch.nn.functional.pad(f.to(A.dtype), (0, missing), value=-torch.inf)
@@ -287,6 +283,11 @@ class _TiledSide:
         cells = points.reshape(len(centre), size, A.shape[1])
         squares = (cells - centre[:, None]).square().sum(2)
         return cls(points, potential, centre, squares, size)
+
+    def restrict(self, tiles: Tensor) -> TiledSide:
+        """Some of the tiles (m,)."""
+        at = (tiles[:, None] * self.size + torch.arange(self.size, device=tiles.device)).flatten()
+        return TiledSide(self.points[at], self.potential[at], self.centre[tiles], self.squares[tiles], self.size)
 
     @property
     def count(self) -> int:
@@ -298,17 +299,32 @@ class _TiledSide:
         return self.squares.amax(1)
 
 
-def _bounds(rows: _TiledSide, columns: _TiledSide, where: slice) -> tuple[Tensor, Tensor]:
-    """log2 of bounds for each tile of the row tiles ``where``, (len, column tiles): on its mass, and on how much of it
-    moves where 2^x is replaced by 1 + x ln 2, which is off by at most (x ln 2)^2 / 2 times 2^|x|."""
+def limit_scores(rows: TiledSide, columns: TiledSide, where: slice) -> tuple[Tensor, Tensor]:
+    """x (len, size, column tiles) and y (len, column tiles), so that no score of the row i of a row tile ``where`` with
+    a point of the column tile J is above x_iJ + y_J."""
+    left, right, rest = _split_scores(rows, columns, where)
+    return left, right.amax(2).add_(rest)
+
+
+def _split_scores(rows: TiledSide, columns: TiledSide, where: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """The scores of the row tiles ``where`` in parts: A_i . b + f_i (len, size, column tiles), a . B_j + g_j (len,
+    column tiles, size), and what the rest is at most (len, column tiles)."""
     size, centre = rows.size, rows.centre[where]
     points = slice(where.start * size, where.start * size + len(centre) * size)
     left = torch.addmm(rows.potential[points, None], rows.points[points], columns.centre.T)
     right = torch.addmm(columns.potential, centre, columns.points.T)
-    of_rows, rows_spread = _sums(left.reshape(len(centre), size, -1), rows.squares[where][..., None], 1)
-    of_columns, columns_spread = _sums(right.reshape(len(centre), -1, size), columns.squares, 2)
     cross = (rows.squares[where].amax(1)[:, None] * columns.widest).sqrt()
-    rest = cross - centre @ columns.centre.T + SLACK_BITS
+    rest = cross - centre @ columns.centre.T
+    return left.reshape(len(centre), size, -1), right.reshape(len(centre), -1, size), rest
+
+
+def _bounds(rows: TiledSide, columns: TiledSide, where: slice) -> tuple[Tensor, Tensor]:
+    """log2 of bounds for each tile of the row tiles ``where``, (len, column tiles): on its mass, and on how much of it
+    moves where 2^x is replaced by 1 + x ln 2, which is off by at most (x ln 2)^2 / 2 times 2^|x|."""
+    left, right, rest = _split_scores(rows, columns, where)
+    of_rows, rows_spread = _sums(left, rows.squares[where][..., None], 1)
+    of_columns, columns_spread = _sums(right, columns.squares, 2)
+    rest = rest + SLACK_BITS
     return of_rows + of_columns + rest, rows_spread + columns_spread + rest + 2 * math.log2(LN2) - 1
 
 

@@ -118,6 +118,11 @@ class FactoredCost:
         found = torch.addmm(self.b, self.U[where], self.V.T, alpha=-2.0).add_(self.a[where, None])
         return found if self.extra is None else found.add_(self.extra[where])
 
+    def entries(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """C_ij (m,) at some places, without the stored part."""
+        products: Tensor = torch.linalg.vecdot(self.U[rows], self.V[columns])
+        return products.mul_(-2.0).add_(self.a[rows]).add_(self.b[columns])
+
     def balanced_score(self, epsilon: float | Tensor) -> tuple[Tensor, Tensor]:
         """A (..., N, r), B (..., K, r): A B^T = -C log2(e) / epsilon up to row and column terms and the stored part.
 

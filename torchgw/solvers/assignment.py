@@ -33,6 +33,7 @@ from torchgw.objective.exact import directed_product, matrix_product
 from torchgw.persist.watch import Watch
 from torchgw.solvers.conditional_gradient import DenseProgram, DescentState, Vertex, conditional_gradient
 from torchgw.solvers.iterate import Loop
+from torchgw.solvers.linear_oracle import linear_assignment
 from torchgw.types import Array
 
 STEPS, TOLERANCE = 60, 1e-7  # the latter of the Frank-Wolfe gap, over the value
@@ -128,7 +129,8 @@ class AssignmentProblem(DenseProgram):
     def round_and_exchange(self, plan: Tensor) -> Tensor:
         """The plan of a permutation that no exchange betters, from the one
         nearest to a plan (N, N)."""
-        return plan_of_order(self.improve_by_exchanges(best_permutation(plan)))
+        _, nearest = linear_assignment(-plan.numpy())
+        return plan_of_order(self.improve_by_exchanges(nearest))
 
     def best_order(self) -> Array:
         """The best of all permutations (N,), for a few points: O(N! N^2)."""
@@ -155,8 +157,8 @@ class AssignmentProblem(DenseProgram):
         if self.cross.is_dense and len(self.p) >= SMOOTHED:
             return super().vertex(state, priced)
         # This is faster where points are few or costs tied.
-        order, n = torch.from_numpy(best_permutation(-state.cost)), len(self.p)
-        return SparseCoupling(self.p, order, torch.arange(n + 1), torch.tensor(n)), state.dual, None
+        (_, order), n = linear_assignment(state.cost.numpy()), len(self.p)
+        return SparseCoupling(self.p, torch.from_numpy(order), torch.arange(n + 1), torch.tensor(n)), state.dual, None
 
     def bound(self, state: DescentState[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return torch.tensor(-math.inf, dtype=torch.float64), state.dual
@@ -178,14 +180,6 @@ class AssignmentProblem(DenseProgram):
             if (order == before).all():
                 break
         return order
-
-
-def best_permutation(G: Tensor) -> Array:
-    """The permutation (N,) of the largest sum of G (N, N)."""
-    # Imported late: it takes a third of the import of this package.
-    from scipy.optimize import linear_sum_assignment
-
-    return np.asarray(linear_sum_assignment(G.numpy(), maximize=True)[1])
 
 
 def _exchange_gains(X: Array, B: Array, symmetric: bool) -> Array:

@@ -322,13 +322,21 @@ def match_with_slack(cost: Array, row: Array, column: Array, p: Array, q: Array)
     return x * p[0], *shortest_path_prices(cost, row, column, x > 0, len(p), len(q), ROUNDING * top)
 
 
+def linear_assignment(C: Array) -> tuple[Array, Array]:
+    """The rows, ascending, and columns of the assignment of least cost,
+    min(N, K) entries of C (N, K)."""
+    # Imported late: it takes a third of the import of this package.
+    from scipy.optimize import linear_sum_assignment
+
+    row, column = linear_sum_assignment(C)
+    return np.asarray(row), np.asarray(column)
+
+
 def solve_assignment(C: Array, p: Array, dual: Array) -> Vertex:
     """The best permutation for costs C (N, N) between equal masses p (N,),
     from column potentials (N,); good ones make it fast."""
-    from scipy.optimize import linear_sum_assignment
-
     reduced = reduce_costs(C, dual)
-    match = linear_sum_assignment(reduced)[1]
+    _, match = linear_assignment(reduced)
     every = rows = np.arange(len(C))
     paid = reduced[rows, match]
     potential, negligible = np.zeros_like(dual), ROUNDING * float(reduced.max())

@@ -30,7 +30,7 @@ from torchgw.couplings.sparse import SparseCoupling
 from torchgw.couplings.tiled import TiledCoupling
 from torchgw.kernels.tiles import centres
 from torchgw.linalg.sparse_entries import make_csr, select_entries
-from torchgw.solvers.linear_oracle import solve_transport
+from torchgw.solvers.linear_oracle import linear_assignment, solve_transport
 from torchgw.solvers.transport_costs import DenseCost, SparseCost, union
 from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
@@ -79,9 +79,7 @@ def assign(coupling: BlockCoupling, tolerance: float = TOLERANCE, stored: int = 
 
 def assign_dense(plan: Array) -> Assignment:
     """Of a dense plan (N, K)."""
-    from scipy.optimize import linear_sum_assignment  # late: it takes a third of the import of this package
-
-    row, column = linear_sum_assignment(plan, maximize=True)
+    row, column = linear_assignment(-plan)
     mass = plan[row, column]
     some = mass > 0
     return Assignment(row[some], column[some], mass[some], float(mass.sum()))
@@ -197,7 +195,7 @@ def estimate_potentials(plan: FactoredPlan) -> tuple[Tensor, Tensor]:
     masses = rows, q.numpy() * (rows.sum() / q.numpy().sum())
     dual = solve_transport(DenseCost(cost.numpy(), *masses), *masses, np.zeros(len(q))).duals[1]
     price = torch.from_numpy(dual.max() - dual)
-    rent = (W - price).amax(1).clamp_(min=0.0)
+    rent = _c_transform(plan, a, f, b, g, price)
     v = _c_transform(plan, plan.B, plan.g, a, f, rent)
     u = _c_transform(plan, plan.A, plan.f, b, g, price)
     return u, v
@@ -213,7 +211,8 @@ def _summarise_cells(side: Tensor, potential: Tensor, size: int) -> tuple[Tensor
 
 
 def _c_transform(plan: FactoredPlan, side: Tensor, own: Tensor, cells: Tensor, other: Tensor, price: Tensor) -> Tensor:
-    """max over cells of what a point has with them over their price, and zero, (N,)."""
+    """max over cells of what a point has with them over their price, and zero, (N,): of powers of scores, where
+    `torchgw.objective.bounds.c_transform` has costs that are products."""
     found = torch.empty_like(own)
     step = max(2**22 // len(cells), 1)
     for start in range(0, len(side), step):

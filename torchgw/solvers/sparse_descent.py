@@ -25,12 +25,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.couplings.sparse import SparseCoupling
 from torchgw.diagnostics.status import Status
-from torchgw.linalg.sparse_entries import entry_rows, row_maxima, select_entries
+from torchgw.linalg.sparse_entries import entry_rows, select_entries
 from torchgw.objective.bounds import dual_bound
 from torchgw.objective.exact import SparseObjective
 from torchgw.objective.linearise import Gradient
@@ -122,9 +121,7 @@ class FactoredProgram(FewEntries[FactoredCost]):
         return self.gradient(plan, self.p)
 
     def inner(self, cost: FactoredCost, plan: SparseCoupling) -> Tensor:
-        i, j = plan.row, plan.column
-        costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(cost.b[j])
-        return torch.dot(plan.mass, costs)
+        return torch.dot(plan.mass, cost.entries(plan.row, plan.column))
 
     def vertex(self, state: FactoredState, priced: bool) -> Vertex:
         entries = (state.plan.row * state.plan.shape[1] + state.plan.column).cpu().numpy()
@@ -132,17 +129,11 @@ class FactoredProgram(FewEntries[FactoredCost]):
         return solve_linear(cost, state.dual, state.basis, self.p, self.q, priced, entries)
 
     def bound(self, state: FactoredState) -> tuple[Tensor, Tensor]:
-        dual, row = state.dual, transform_potentials(state.cost, self.order, state.dual)
+        dual, (row, _) = state.dual, TiledCost(state.cost, self.order).c_transform(state.dual)
         # A flow's potentials are those of its own entries.
         if self.ignores_pricing:
-            order = Order(self.order.columns, self.order.rows)
-            dual = transform_potentials(state.cost.T, order, row)
+            dual, _ = TiledCost(state.cost.T, self.order.T).c_transform(row)
         return dual_bound(row, dual, self.p, self.q), dual
-
-
-def transform_potentials(cost: FactoredCost, order: Order, dual: Tensor) -> Tensor:
-    """The c-transform (N,) of column potentials (K,)."""
-    return torch.from_numpy(TiledCost(cost, order).c_transform(dual.cpu().numpy())[0]).to(dual)
 
 
 class SparseProgram(FewEntries[Any]):
@@ -209,5 +200,4 @@ def find_best_plan(W: Any, T: Any, p: Array, q: Array, price: Array) -> tuple[An
 def bound_worth(W: Any, price: Array, p: Array, q: Array) -> float:
     """What no plan is worth more than, by potentials of the columns
     ``price`` (K,) >= 0 and the least of the rows."""
-    reduced = csr_array((W.data - price[W.indices], W.indices, W.indptr), shape=W.shape)
-    return float(p @ row_maxima(reduced).clip(min=0.0) + q @ price)
+    return float(q @ price - p @ SparseCost(W).c_transform(np.append(-price, 0.0)))

@@ -6,24 +6,21 @@ cheapest under column potentials, and for those below potentials, whether it
 is stored, a product, or has few entries.
 
 Of products, points are taken in tiles, runs of an order in which neighbours
-are alike. For rows I and columns J with centres u of the u_i and v of the
-v_j, the reduced cost splits exactly into parts of a row or a column each,
-and one that is small:
+are alike. The reduced costs are scores less than zero,
 
-    C_ij - a_i - b_j = [alpha_i - 2 u_i . v] + [beta_j - 2 u . v_j] + 2 u . v - 2 (u_i - u) . (v_j - v),
+    a_i + b_j - C_ij = 2 u_i . v_j - alpha_i - beta_j,
 
-where alpha and beta are what row and column terms have left of a and b. So
-it is at least the least of each part, less twice the product of the largest
-distances from the centres, and a tile whose bound is above a limit is left
-out. Where a limit is over the cheapest entry of each row, the cheapest of a
-few tiles stands for that.
+where alpha and beta are what row and column terms have left of a and b. A
+tile whose scores `torchgw.kernels.tiles.limit_scores` bounds below those of
+a limit is left out. Where a limit is over the cheapest entry of each row,
+the cheapest of a few tiles stands for that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -32,8 +29,8 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from torchgw.kernels.blocks import blocks
-from torchgw.kernels.tiles import centres, tile_radii
-from torchgw.linalg.sparse_entries import entry_rows, entry_values, largest_per_row, select_entries
+from torchgw.kernels.tiles import TiledSide, limit_scores
+from torchgw.linalg.sparse_entries import entry_rows, entry_values, largest_per_row, row_maxima, select_entries
 from torchgw.sinkhorn.costs import FactoredCost
 from torchgw.spaces.coarsening import bisect
 from torchgw.types import Array
@@ -143,11 +140,14 @@ class SparseCost:
         return costs
 
     def cheapest(self, dual: Array) -> Array:
-        (n, k), W, row = self.W.shape, self.W, entry_rows(self.W)
-        a = np.full(n, -dual[-1])
-        np.minimum.at(a, row, -W.data - dual[W.indices])
-        of_columns = largest_per_row(W.T.tocsr(), CANDIDATES, -a).T.tocsr()
-        return union(self.slack, *map(self.positions, (largest_per_row(W, CANDIDATES, -dual[:k]), of_columns)))
+        W = self.W
+        of_columns = largest_per_row(W.T.tocsr(), CANDIDATES, -self.c_transform(dual)).T.tocsr()
+        return union(self.slack, *map(self.positions, (largest_per_row(W, CANDIDATES, -dual[:-1]), of_columns)))
+
+    def c_transform(self, dual: Array) -> Array:
+        """Row potentials (N,) of column potentials (K + 1,)."""
+        over = csr_array((self.W.data + dual[self.W.indices], self.W.indices, self.W.indptr), shape=self.W.shape)
+        return np.asarray(-row_maxima(over).clip(min=dual[-1]))
 
     def below(self, duals: tuple[Array, Array], limit: float) -> Array:
         (a, b), W = duals, self.W
@@ -177,6 +177,11 @@ class Order:
     rows: Tensor
     columns: Tensor
 
+    @property
+    def T(self) -> Order:
+        """Those of the transposed cost."""
+        return Order(self.columns, self.rows)
+
     @classmethod
     def of(cls, cost: FactoredCost) -> Order:
         """By the factors of a cost like those to be ordered."""
@@ -188,28 +193,26 @@ class TiledCost:
 
     O((N + K) r) work and memory.
 
-    U, V : its factors (n, r), (k, r) in that order, filled up to whole
-        tiles.
+    rows, columns : its factors 2 U (n, r), V (k, r) in that order, filled
+        up to whole tiles, whose products are scores.
     """
 
     def __init__(self, cost: FactoredCost, order: Order) -> None:
         self.cost, self.order = cost, order
-        self.U = _fill_tiles(cost.U[order.rows])
-        self.V = _fill_tiles(cost.V[order.columns])
+        self.rows = TiledSide.of(2.0 * cost.U[order.rows], cost.a[order.rows], TILE)
+        self.columns = TiledSide.of(cost.V[order.columns], cost.b[order.columns], TILE)
 
     def at(self, entries: Array, dual: Array) -> Array:
-        cost, found, offset = self.cost, np.empty(len(entries)), self.cost.b - self._to_tensor(dual)
+        found, reduced = np.empty(len(entries)), replace(self.cost, b=self.cost.b - self._to_tensor(dual))
         for part in blocks(len(entries), 2**18):
             i, j = (self._to_tensor(side) for side in divmod(entries[part], len(dual)))
-            costs = torch.linalg.vecdot(cost.U[i], cost.V[j]).mul_(-2.0).add_(cost.a[i]).add_(offset[j])
-            found[part] = costs.cpu().numpy()
+            found[part] = reduced.entries(i, j).cpu().numpy()
         return found
 
     def cheapest(self, dual: Array) -> Array:
         n = len(self.cost.a)
         index = self._to_tensor(np.arange(0, n, max(n // SAMPLED_ROWS, 1)))
-        sample = self.cost.rows(index).sub_(self._to_tensor(dual))
-        reduced = sample.sub_(sample.amin(1, keepdim=True)).cpu().numpy()
+        reduced = reduce_costs(self.cost.rows(index).cpu().numpy(), dual)
         last = min(len(reduced) * CANDIDATES * (n + len(dual)) // n, reduced.size - 1)
         limit = float(np.partition(reduced, last, axis=None)[last])
         over_least = (
@@ -222,17 +225,20 @@ class TiledCost:
     def below(self, duals: tuple[Array, Array], limit: float) -> Array:
         return self._entries_up_to(self._blocks(*duals, limit, False), limit)
 
-    def c_transform(self, dual: Array) -> tuple[Array, Array]:
+    def c_transform(self, dual: Tensor) -> tuple[Tensor, Tensor]:
         """The c-transform a_i = min_j (C_ij - b_j) (N,) of column
-        potentials (K,), and where each row has its minimum."""
+        potentials (K,), and where each row has its minimum: without the
+        pairs of most tiles, which
+        `torchgw.objective.bounds.c_transform` looks at where points have no
+        order."""
         found, nearest = torch.empty_like(self.cost.a), torch.empty_like(self.order.rows)
-        for rows, kept, costs in self._blocks(np.zeros(len(found)), dual, 0.0, True):
+        for rows, kept, costs in self._blocks(torch.zeros_like(found), dual, 0.0, True):
             points = self.order.rows[rows]
             found[points], at = costs.min(1)
             nearest[points] = self.order.columns[kept[at // TILE] * TILE + at % TILE]
-        return found.cpu().numpy(), nearest.cpu().numpy()
+        return found, nearest
 
-    def _to_tensor(self, side: Array) -> Tensor:
+    def _to_tensor(self, side: Array | Tensor) -> Tensor:
         return torch.as_tensor(side, device=self.cost.b.device)
 
     def _entries_up_to(self, found: Iterable[tuple[slice, Tensor, Tensor]], limit: float) -> Array:
@@ -250,40 +256,38 @@ class TiledCost:
         return np.sort(np.concatenate(positions))
 
     def _blocks(
-        self, row_dual: Array, dual: Array, limit: float, over_least: bool
+        self, row_dual: Array | Tensor, dual: Array | Tensor, limit: float, over_least: bool
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Of each row tile its rows, the column tiles (m,) that may have
         entries up to a limit over potentials, or over the cheapest of their
         row, and the costs (n, m size) of these over potentials."""
         cost, order, n = self.cost, self.order, len(row_dual)
-        alpha = _fill_tiles((cost.a - self._to_tensor(row_dual))[order.rows])
-        beta = (cost.b - self._to_tensor(dual))[order.columns]
-        terms = [float(side.abs().max()) for side in (cost.a, cost.b, alpha, beta)]
-        lengths = [float(torch.linalg.vector_norm(side, dim=1).max()) for side in (self.U, self.V)]
-        limit += ROUNDING * max(*terms, 2 * math.prod(lengths))
-        beta = torch.nn.functional.pad(beta, (0, len(self.V) - len(beta)), value=torch.inf)
+        f = _fill_tiles((self._to_tensor(row_dual) - cost.a)[order.rows])
+        g = (self._to_tensor(dual) - cost.b)[order.columns]
+        terms = [float(side.abs().max()) for side in (cost.a, cost.b, f, g)]
+        lengths = [float(torch.linalg.vector_norm(side.points, dim=1).max()) for side in (self.rows, self.columns)]
+        limit += ROUNDING * max(*terms, math.prod(lengths))
+        g = torch.nn.functional.pad(g, (0, len(self.columns.points) - len(g)), value=-torch.inf)
+        sides = replace(self.rows, potential=f), replace(self.columns, potential=g)
         # The product of a row with a column is its cost over potentials.
-        V = torch.stack((beta, torch.ones_like(beta)), 1)
-        V, v = torch.cat((self.V, V), 1).view(-1, TILE, self.V.shape[1] + 2), centres(self.V, TILE)
-        reach = tile_radii(self.V, v, TILE)
-        for tiles in blocks(len(alpha) // TILE, ROW_TILES):
-            points = slice(tiles.start * TILE, tiles.stop * TILE)
-            U, u = _augment_rows(self.U[points], alpha[points]), centres(self.U[points], TILE)
-            bound = (_augment_rows(u) @ V.flatten(0, 1).T).view(len(u), len(v), TILE).amin(2)
-            bound.add_(u @ v.T, alpha=2.0).sub_(torch.outer(tile_radii(self.U[points], u, TILE), reach), alpha=2.0)
-            U, left = U.view(len(u), TILE, -1), (U[:, :-2] @ v.T).add_(U[:, -1:]).view(len(u), TILE, -1)
+        U = torch.cat((-self.rows.points, torch.stack((torch.ones_like(f), -f), 1)), 1)
+        V = torch.cat((self.columns.points, torch.stack((-g, torch.ones_like(g)), 1)), 1)
+        U, V = (side.view(-1, TILE, side.shape[1]) for side in (U, V))
 
-            def costs(tile: int, kept: Tensor, U: Tensor = U) -> Tensor:
-                return U[tile] @ V[kept].flatten(0, 1).T
+        def costs(tile: int, kept: Tensor) -> Tensor:
+            return U[tile] @ V[kept].flatten(0, 1).T
 
+        for tiles in blocks(len(U), ROW_TILES):
+            of_rows, rest = limit_scores(*sides, tiles)
             if over_least:
-                near = (left - left.amin(2, keepdim=True)).amin(1).add_(bound)
-                few = near.topk(min(NEAREST, len(v)), largest=False).indices
-                left -= torch.stack([costs(tile, kept).amin(1) for tile, kept in enumerate(few)])[..., None]
-            within = left.amin(1).add_(bound) <= limit
-            for tile, found in enumerate(within):
+                near = (of_rows - of_rows.amax(2, keepdim=True)).amax(1).add_(rest)
+                few = near.topk(min(NEAREST, len(V))).indices
+                least = [costs(tile, kept).amin(1) for tile, kept in enumerate(few, tiles.start)]
+                of_rows += torch.stack(least)[..., None]
+            within = of_rows.amax(1).add_(rest) >= -limit
+            for tile, found in enumerate(within, tiles.start):
                 if len(kept := found.nonzero()[:, 0]):
-                    rows = slice(points.start + tile * TILE, min(points.start + (tile + 1) * TILE, n))
+                    rows = slice(tile * TILE, min((tile + 1) * TILE, n))
                     yield rows, kept, costs(tile, kept)[: rows.stop - rows.start]
 
 
@@ -298,13 +302,6 @@ are ascending.
     below(duals, limit)     those that cost at most a limit more than
                             potentials (N,), (K,); of very many the cheapest
 """
-
-
-def _augment_rows(U: Tensor, alpha: Tensor | None = None) -> Tensor:
-    """(-2 u, 1, alpha) of rows (n, r); with zeros for ``alpha`` (n,) by
-    default."""
-    one = U.new_ones(len(U), 1)  # of factors that may have no column
-    return torch.cat((U * -2.0, one, torch.zeros_like(one) if alpha is None else alpha[:, None]), 1)
 
 
 def _fill_tiles(side: Tensor) -> Tensor:

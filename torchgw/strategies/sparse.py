@@ -53,7 +53,7 @@ from torchgw.solvers.iterate import Loop
 from torchgw.solvers.linear_oracle import MOST_MASSES, north_west_corner, repair_marginals
 from torchgw.solvers.minimum_cost_flow import TransportError
 from torchgw.solvers.solution import CertifiedSolution, Solution
-from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState, descend_sparsely, transform_potentials
+from torchgw.solvers.sparse_descent import FactoredProgram, FactoredState, descend_sparsely
 from torchgw.solvers.transport_costs import Order, TiledCost, union
 from torchgw.spaces import AdjacencyDistances
 from torchgw.spaces.coarsening import Cells, Coarsening, bisect
@@ -172,22 +172,22 @@ def descend_by_levels(
         core = x.features.T @ found.plan.apply(y.features, 1)
         cost, within = gradient.cost_from_factored_plan(core, p, q), expand_cell_pairs(found.plan, x, y)
         fine, few = Order.of(cost), Order.of(found.cost)
-        f, g = transform_potentials(found.cost, few, found.dual), found.dual
+        f, g = TiledCost(found.cost, few).c_transform(found.dual)[0], found.dual
         between = (
             FactoredCost(cost.a, found.cost.b, cost.U, found.cost.V),
             FactoredCost(cost.b, found.cost.a, cost.V, found.cost.U),
         )
         duals = (
-            transform_potentials(between[0], Order(fine.rows, few.columns), g),
-            transform_potentials(between[1], Order(fine.columns, few.rows), f),
+            TiledCost(between[0], Order(fine.rows, few.columns)).c_transform(g)[0],
+            TiledCost(between[1], Order(fine.columns, few.rows)).c_transform(f)[0],
         )
     order = Order.of(cost)
-    row, column = (dual.cpu().numpy() for dual in duals)
-    _, nearest = TiledCost(cost.T, Order(order.columns, order.rows)).c_transform(row)
+    _, nearest = TiledCost(cost.T, order.T).c_transform(duals[0])
     if len(within) > MOST_WITHIN:
+        row, column = (dual.cpu().numpy() for dual in duals)
         reduced = TiledCost(cost, order).at(within, column) - row[within // len(q)]
         within = within[reduced <= np.partition(reduced, MOST_WITHIN)[MOST_WITHIN]]
-    feasible = union(north_west_corner(p.cpu().numpy(), q.cpu().numpy(), order, nearest), within)
+    feasible = union(north_west_corner(p.cpu().numpy(), q.cpu().numpy(), order, nearest.cpu().numpy()), within)
     loop = replace(loop, tol=FLOWS_TOLERANCE if many else TOLERANCE)
     found, status = FactoredProgram(gradient, order, p, q).descend_from_vertex(cost, duals[1], feasible, loop)
     logger.info("vertices between %d and %d: value %.6g after %d steps", len(p), len(q), found.value, found.n_iter)
