@@ -104,9 +104,9 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
 # The structure may only shrink. Whoever makes a figure smaller lowers its bound, so that it stays small.
 BOUNDS = {
     "files": 282,
-    "statements": 27_440,
-    "constants": 728,
-    "records": 195,
+    "statements": 27_390,
+    "constants": 727,
+    "records": 193,
     "shared class names": 0,
     "participles": 21,
     "long signatures": 9,

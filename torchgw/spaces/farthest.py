@@ -43,7 +43,7 @@ def farthest_in_turn(rows: Callable[[Any], Any], first: Any) -> Iterator[tuple[A
         found = rows(index)
         yield index, found
         nearest = found[0].clip(max=nearest)
-        nearest[index] = -1.0
+        nearest[index] = 0.0 * nearest[index] - 1.0  # a number of the host would be sent to a GPU
         index = nearest.argmax(axis=0, keepdims=True)
 
 
