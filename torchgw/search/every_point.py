@@ -187,8 +187,10 @@ def make_cells(space: DistanceProvider, mass: Tensor, count: int, generator: tor
     looks = product(space, probe)
     looks -= share @ looks  # products lose the digits of what all have
     cells = refine_cells(bisect(looks, count).cells, looks, mass)
-    sums = torch.nn.functional.one_hot(cells.label).to(mass) * mass[:, None]
-    return Coarsening.of_means(cells, looks, mass, product(space, sums / sums.sum(0)).T.contiguous())
+    weights = torch.nn.functional.one_hot(cells.label).to(mass) * mass[:, None]
+    weights /= weights.sum(0)
+    rows = product(space, weights).T.contiguous()
+    return Coarsening.of_means(cells, looks, mass, rows, rows @ weights)
 
 
 def _variance_within(space: DistanceProvider, mass: Tensor, cells: Coarsening) -> float:

@@ -141,12 +141,14 @@ class Coarsening(Cells):
         return cls(every, len(D), mass, every, D, PrecomputedDistances.stored_matrix(D, 1.0))
 
     @classmethod
-    def of_means(cls, cells: Cells, features: Tensor, mass: Tensor, rows: Tensor | None = None) -> Coarsening:
-        """The cells with mean distances: ``rows`` (n, N) from each to all points, without which the features (N, d) of
-        the points are their distances to all, and means of these between cells."""
+    def of_means(
+        cls, cells: Cells, features: Tensor, mass: Tensor, rows: Tensor | None = None, among: Tensor | None = None
+    ) -> Coarsening:
+        """The cells with mean distances: ``rows`` (n, N) from each to all points, and ``among`` (n, n) cells. Without
+        these the features (N, d) of the points are their distances to all."""
         means, medoids = cells.means_and_medoids(features, mass)
-        rows = means if rows is None else rows
-        among = cells.means(rows.T, mass)
+        if rows is None or among is None:
+            rows, among = means, cells.means(means.T, mass)
         between = PrecomputedDistances.stored_matrix((among + among.T) / 2, 1.0)
         return cls(cells.label, cells.count, cells.sums(mass), medoids, rows, between)
 
