@@ -259,7 +259,7 @@ def group_cells(points: Tensor, mass: Tensor, rank: int, generator: torch.Genera
     k-means of the points (n, d), weighted by ``mass`` (n,) > 0; where fewer differ, the heaviest have several groups.
     """
     apart = PrecomputedDistances.stored_matrix(torch.cdist(points, points), 1.0)
-    groups = refine_cells(choose_landmarks(apart, mass, "farthest", rank, generator), points, mass)
+    groups = refine_cells(choose_landmarks(apart, mass, "spread", rank, generator), points, mass)
     shares = torch.nn.functional.one_hot(groups.label).to(mass)
     weight, parts = mass @ shares, torch.ones(shares.shape[1], dtype=torch.int64, device=mass.device)
     for _ in range(rank - len(parts)):

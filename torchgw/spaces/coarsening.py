@@ -334,8 +334,7 @@ def _choose_medoids(
 
     Each round draws as many in proportion to mass times squared distance from those
     before: k-means++ in few rounds, as rows of a space may each be a shortest-path
-    search, and many at once cost less. Medoids of stored distances are drawn one by
-    one (`torchgw.solvers.low_rank.group_cells`).
+    search, and many at once cost less.
     """
     if len(mass) <= count:
         every = torch.arange(len(mass), device=mass.device)
