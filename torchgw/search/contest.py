@@ -99,7 +99,7 @@ def run_contest(problem: StoredProblem, x: SpaceGraph, y: SpaceGraph) -> list[Ca
 
 @dataclass(frozen=True)
 class _Contest:
-    """Where plans compete.
+    """Where plans compete: no problem of its own, but what its rounds share.
 
     problem : what was asked for.
     x, y : its spaces as graphs.

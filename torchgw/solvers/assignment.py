@@ -99,7 +99,8 @@ def _skip_zeros(D: Tensor) -> Tensor:
 
 
 class AssignmentProblem(DenseProgram):
-    """Points of equal masses in two spaces, as many in each.
+    """Points of equal masses in two spaces, as many in each: the program whose
+    vertices are permutations, between matrices and without masses of a problem.
 
     X, Y : distances (N, N), float64, of which <X T Y^T, T> is to be large.
     cross : their products with a plan.
